@@ -1,0 +1,1 @@
+"""Runnable experiments: one short script per kind of run, each `main(config)`."""

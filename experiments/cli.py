@@ -1,0 +1,164 @@
+"""The command line that every script shares.
+
+    def main(config: Benchmark) -> dict: ...
+
+    if __name__ == "__main__":
+        sys.exit(cli.run(main, Benchmark, __doc__))
+
+reads `CONFIG [dotted.key=value ...]`, fills in the run folder, and prints the document that `main` returns as the last
+line of stdout. Progress and errors go to stderr. A user's mistake is one line there and exit code 2; a fault of the
+program keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import jspec
+from experiments import records, run_folder, tables
+from jspec import config as config_lib
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+# Where the code lives whose `ValueError`s are meant for the user; those of jax or NumPy are faults of the program.
+_OWN_CODE = tuple(pathlib.Path(file).resolve().parent for file in (jspec.__file__, __file__))
+
+
+def run(
+    main: Callable[[Any], Mapping[str, Any]],
+    config_class: type,
+    description: str,
+    argv: Sequence[str] | None = None,
+    registries: config_lib.Registries | None = None,
+) -> int:
+    """Run a script. Returns its exit code.
+
+    Args:
+      main: takes the config and returns the document to print; `RunFolder.document()` for those with a run folder.
+      config_class: a frozen dataclass. If it has a field `run: run_folder.RunSettings`, its folder is filled in.
+      description: for `--help`; a module's docstring.
+      argv: arguments; None means the process's.
+      registries: as for `jspec.config.load`.
+    """
+    config = None
+    try:
+        args = _parse_args(description, argv)
+        config = _with_folder(
+            config_lib.load(config_class, args.config, args.overrides, registries), args.config, registries
+        )
+        document = main(config)
+        print(json.dumps(document, allow_nan=False), flush=True)
+        return 0
+    except KeyboardInterrupt:
+        folder = getattr(getattr(config, "run", None), "folder", None)
+        kept = f"; finished cells are kept in {folder}; the same command resumes" if folder else ""
+        print(f"interrupted{kept}", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, OSError, ImportError) as error:
+        if not _is_users(error):
+            raise
+        print(f"error: {_message(error)}", file=sys.stderr)
+        return USER_ERROR
+
+
+def show(results: Sequence[records.Record]) -> None:
+    """Print the results table on stdout: as rich draws it in a terminal, else as Markdown."""
+    if not sys.stdout.isatty():
+        print(tables.results_table(results))
+        return
+    console = config_lib.require("rich.console").Console()
+    console.print(tables.terminal_table(results))
+    for line in (tables.DEFINITIONS, *tables.notes(results)):
+        console.print(line, markup=False, highlight=False)
+
+
+@contextlib.contextmanager
+def progress(total: int, description: str) -> Iterator[Callable[[str], None]]:
+    """Progress on stderr: a bar in a terminal, else a line whenever another tenth is done.
+
+    Args:
+      total: steps.
+      description: what they do.
+
+    Yields:
+      A function to call after each step, with what was just done.
+    """
+    if sys.stderr.isatty():
+        with _bar(total, description) as advance:
+            yield advance
+        return
+    done, total = 0, max(total, 1)
+
+    def advance(text: str) -> None:
+        nonlocal done
+        done += 1
+        if done * 10 // total > (done - 1) * 10 // total:
+            print(f"{description}: {done}/{total} {text}", file=sys.stderr, flush=True)
+
+    yield advance
+
+
+@contextlib.contextmanager
+def _bar(total: int, description: str) -> Iterator[Callable[[str], None]]:
+    rich_progress, rich_console = config_lib.require("rich.progress"), config_lib.require("rich.console")
+    columns = (
+        rich_progress.TextColumn("{task.description}", markup=False),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TimeRemainingColumn(),
+    )
+    with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True)) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda text: bar.update(task, advance=1, description=f"{description}: {text}")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise config_lib.ConfigError(f"{message} (usage: {self.prog} CONFIG [dotted.key=value ...])")
+
+
+def _parse_args(description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file, see configs/")
+    parser.add_argument("overrides", metavar="dotted.key=value", nargs="*", help="settings to change: drafter.gamma=7")
+    return parser.parse_args(argv)
+
+
+def _with_folder(config: Any, path: str, registries: config_lib.Registries | None) -> Any:
+    settings = getattr(config, "run", None)
+    if not isinstance(settings, run_folder.RunSettings) or settings.folder is not None:
+        return config
+    folder = run_folder.default_folder(pathlib.Path(path).stem, config, registries)
+    return dataclasses.replace(config, run=dataclasses.replace(settings, folder=str(folder)))
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether an error reports a user's mistake: ours, raised for that purpose, or the operating system's."""
+    if isinstance(error, OSError):
+        return True
+    if isinstance(error, ImportError):
+        return "jspec[" in str(error)  # a missing extra
+    if isinstance(error, config_lib.ConfigError):
+        return True
+    # JAX hides its own frames, so the place alone would blame our line that called it: that line has to say `raise`.
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    own = any(root in pathlib.Path(frame.filename).resolve().parents for root in _OWN_CODE)
+    return own and (frame.line or "").startswith("raise ")
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    else:
+        text = str(error)
+    # A config reports every fault on a line of its own; anything else is one line.
+    return text if isinstance(error, config_lib.ConfigError) else " ".join(text.split())

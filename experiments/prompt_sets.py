@@ -1,0 +1,164 @@
+"""Prompt sets: JSONL files of one prompt a line, recognised by their keys.
+
+    ours          id, task, prompt, optional system
+    Spec-Bench    question_id, category, turns    the first turn; MT-bench's eight categories are one task, `multi_turn`
+    HumanEval     task_id, prompt                 task `code`
+    GSM8K         question, answer                task `maths`
+    seed tasks    id, instruction, instances      the instruction and its first input; task `instructions`
+
+The set that comes with the project is ours: five prompts for each of six tasks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jspec import config
+
+BUILTIN = pathlib.Path(__file__).parent / "prompts" / "builtin.jsonl"
+
+# The categories that Spec-Bench took over from MT-bench; it reports them as one subtask.
+_MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    id:     unique within its file.
+    task:   what results are grouped by.
+    prompt: the user's message.
+    system: the system message, if there is one.
+    """
+
+    id: str
+    task: str
+    prompt: str
+    system: str | None = None
+
+
+def load_prompts(
+    path: str | pathlib.Path | None = None, tasks: Sequence[str] | None = None, per_task: int | None = None
+) -> tuple[Prompt, ...]:
+    """Read a prompt set, in the order of the file.
+
+    Args:
+      path: a JSONL file; None means the project's own set.
+      tasks: keep these only; None keeps all.
+      per_task: keep the first so many of each task; None keeps all.
+
+    Raises:
+      ValueError: a line that is no prompt (file and line number), an id used twice, an unknown task (with the nearest
+        one), `per_task` below 1, or nothing to read.
+      OSError: the file cannot be read.
+    """
+    path = BUILTIN if path is None else pathlib.Path(path)
+    if per_task is not None and per_task < 1:
+        raise ValueError(f"per_task {per_task} is below 1")
+    prompts = _read(path)
+    known = list(dict.fromkeys(prompt.task for prompt in prompts))
+    for task in known if tasks is None else tasks:
+        if task not in known:
+            raise ValueError(f"{path}: no task {task!r}; {config.nearest(task, known)}")
+    if tasks is not None and not tasks:
+        raise ValueError(f"{path}: the list of tasks is empty; known: {', '.join(sorted(known))}")
+    seen = dict.fromkeys(known, 0)
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.task] += 1
+        if (tasks is None or prompt.task in tasks) and (per_task is None or seen[prompt.task] <= per_task):
+            chosen.append(prompt)
+    return tuple(chosen)
+
+
+def _read(path: pathlib.Path) -> list[Prompt]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a UTF-8 text file") from error
+    prompts: list[Prompt] = []
+    first_use: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            prompt = _parse(line, number)
+            if prompt.id in first_use:
+                raise ValueError(f"id {prompt.id!r} was used in line {first_use[prompt.id]}")
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
+        first_use[prompt.id] = number
+        prompts.append(prompt)
+    if not prompts:
+        raise ValueError(f"{path}: no prompts")
+    return prompts
+
+
+def _parse(line: str, number: int) -> Prompt:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON: {error.msg} at column {error.colno}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, got a {type(record).__name__}")
+    for keys, read in _FORMATS:
+        if keys <= record.keys():
+            prompt = read(record, number)
+            for name in ("id", "task", "prompt"):
+                value = getattr(prompt, name)
+                if not isinstance(value, str) or not value.strip():
+                    raise ValueError(f"the {name} is empty or no text")
+            return prompt
+    raise ValueError(f"unknown format with keys {', '.join(record) or 'none'}; expected id, task and prompt")
+
+
+def _ours(record: Mapping[str, Any], number: int) -> Prompt:
+    del number
+    names = [field.name for field in dataclasses.fields(Prompt)]
+    for key in record:
+        if key not in names:  # a misspelt `system` would otherwise be dropped in silence
+            raise ValueError(f"unknown key {key!r}; {config.nearest(key, names)}")
+    system = record.get("system")
+    if system is not None and not isinstance(system, str):
+        raise ValueError("the system message is no text")
+    return Prompt(record["id"], record["task"], record["prompt"], system)
+
+
+def _spec_bench(record: Mapping[str, Any], number: int) -> Prompt:
+    del number
+    turns, category = record["turns"], record["category"]
+    if not isinstance(turns, list) or not turns:
+        raise ValueError("turns holds no turn")
+    return Prompt(str(record["question_id"]), "multi_turn" if category in _MT_BENCH else category, turns[0])
+
+
+def _human_eval(record: Mapping[str, Any], number: int) -> Prompt:
+    del number
+    return Prompt(record["task_id"], "code", record["prompt"])
+
+
+def _gsm8k(record: Mapping[str, Any], number: int) -> Prompt:
+    return Prompt(f"maths/{number}", "maths", record["question"])  # the file has no ids
+
+
+def _seed_task(record: Mapping[str, Any], number: int) -> Prompt:
+    del number
+    instances = record["instances"]
+    if not isinstance(instances, list) or not all(isinstance(instance, dict) for instance in instances):
+        raise ValueError("instances is no list of objects")
+    given = instances[0].get("input", "") if instances else ""
+    return Prompt(record["id"], "instructions", f"{record['instruction']}\n\n{given}".strip())
+
+
+# Tried in this order: the first whose keys are all there.
+_FORMATS: tuple[tuple[set[str], Callable[[Mapping[str, Any], int], Prompt]], ...] = (
+    ({"id", "task", "prompt"}, _ours),
+    ({"question_id", "category", "turns"}, _spec_bench),
+    ({"task_id", "prompt"}, _human_eval),
+    ({"id", "instruction", "instances"}, _seed_task),
+    ({"question", "answer"}, _gsm8k),
+)

@@ -1,0 +1,141 @@
+"""The record of one cell: one method on one task at one temperature. Its JSON keys are the field names below."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# What tells the cells of one config apart.
+CELL_KEYS = ("method", "target", "task", "temperature", "batch", "dtype", "seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Milliseconds of each part, timed alone at the same length and batch.
+
+    autoregressive_ms: one autoregressive step.
+    verify_ms:         one target pass over all nodes of a round.
+    draft_ms:          all of a round's drafting.
+    c:                 one draft call over one target call; None for drafters without such calls.
+    """
+
+    autoregressive_ms: float
+    verify_ms: float
+    draft_ms: float
+    c: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class GreedyCheck:
+    """Comparison with autoregressive decoding, token by token, at temperature 0 in float32.
+
+    prompts:   compared.
+    equal:     identical.
+    near_ties: others whose first difference has a top-two logit gap under 1e-3.
+    """
+
+    prompts: int
+    equal: int
+    near_ties: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """The number a paper gives for this cell, and where. None where it gives none."""
+
+    paper: str
+    table: str
+    row: str
+    speedup: float | None = None
+    tau: float | None = None
+    alpha: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One cell. Rates are defined in `jspec.metrics`; None means that there is nothing to measure.
+
+    method:        the config's name for drafter and verifier together; `autoregressive` is the baseline.
+    drafter, verifier: their kinds.
+    target, draft: references; draft is None for drafters without weights of their own.
+    new_tokens:    over all prompts, prefill's first tokens included; they are not counted in tau.
+    target_calls:  verifying calls.
+    acceptance_by_position: unconditional: accepted at depth i / rounds that offered a draft there.
+    tokens_per_second: total tokens over total seconds, prefill included.
+    ttft_ms, tpot_ms: time to the first token; time per later token.
+    speedup:       `metrics.Speedup.ratio_of_totals`; `speedup_ci` its interval.
+    versions:      of python and the libraries.
+    """
+
+    method: str
+    drafter: str
+    verifier: str
+    lossless: bool
+    target: str
+    draft: str | None
+    task: str
+    temperature: float
+    batch: int
+    num_prompts: int
+    new_tokens: int
+    target_calls: int
+    tau: float | None
+    alpha: float | None
+    acceptance_histogram: tuple[int, ...]
+    acceptance_by_position: tuple[float | None, ...]
+    tokens_per_second: float
+    ttft_ms: float
+    tpot_ms: float | None
+    speedup: float
+    speedup_ci: tuple[float, float] | None
+    expected_speedup: float | None
+    cost: Cost | None
+    greedy_check: GreedyCheck | None
+    published: Published | None
+    device: str
+    dtype: str
+    versions: Mapping[str, str]
+    seed: int
+    config_hash: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`; NaN, which JSON does not have, becomes None."""
+        content = _plain(dataclasses.asdict(self))
+        if self.speedup_ci is not None and None in content["speedup_ci"]:
+            content["speedup_ci"] = None
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Record:
+        """The record that `to_json` wrote.
+
+        Raises:
+          ValueError: a key is missing or unknown.
+        """
+        return _build(cls, content, "record")
+
+
+_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _build(cls: type, content: Mapping[str, Any], name: str) -> Any:
+    known = {field.name for field in dataclasses.fields(cls)}
+    missing, unknown = sorted(known - content.keys()), sorted(content.keys() - known)
+    if missing or unknown:
+        raise ValueError(f"{name}: missing keys {missing}, unknown keys {unknown}")
+    values = {}
+    for key, value in content.items():
+        if key in _NESTED and cls is Record and value is not None:
+            value = _build(_NESTED[key], value, f"{name}.{key}")
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return cls(**values)

@@ -1,0 +1,238 @@
+"""Run folders: everything one run leaves behind, safe against being interrupted.
+
+    config.yaml         the resolved config; starts a new run of the same kind
+    environment.json    the config's hash, versions, device
+    results.jsonl       a record per finished cell, on the disk before the next cell starts
+    table.md            what the records say
+
+Opening the folder again with the same config resumes: finished cells are known by their keys and need not run again.
+A last line that was cut off by a kill is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+import jspec
+from experiments import records
+from jspec import config as config_lib
+
+# Top-level config keys that do not change what is computed.
+NOT_HASHED = ("run",)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSettings:
+    """The field `run` of every config.
+
+    folder: where results go; None means `runs/<config name>-<hash>`, which the same command finds again.
+    """
+
+    folder: str | None = None
+
+
+def config_hash(config: Any, registries: config_lib.Registries | None = None) -> str:
+    """The hash that a run folder and its records carry; the `run` settings do not enter."""
+    return config_lib.config_hash(config, registries, ignore=NOT_HASHED)
+
+
+def default_folder(name: str, config: Any, registries: config_lib.Registries | None = None) -> pathlib.Path:
+    """`runs/<config name>-<hash>`, below the working directory."""
+    return pathlib.Path("runs") / f"{name}-{config_hash(config, registries)}"
+
+
+def environment() -> dict[str, Any]:
+    """Versions and device of this process."""
+    device = jax.devices()[0]
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "jspec": getattr(jspec, "__version__", "unknown"),
+            **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")},
+        },
+        "device": device.device_kind,
+        "platform": device.platform,
+        "num_devices": jax.device_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+    }
+
+
+class RunFolder:
+    """An open run folder. Made by `open_folder`.
+
+    path:    the folder.
+    records: plain data of the finished cells, in the order they finished.
+    """
+
+    def __init__(self, path: pathlib.Path, finished: Sequence[dict[str, Any]], cell_keys: Sequence[str]):
+        self.path = path
+        self.records = list(finished)
+        self._cell_keys = tuple(cell_keys)
+
+    def finished(self, cell: Mapping[str, Any]) -> bool:
+        """Whether the cell has a record.
+
+        Args:
+          cell: a value for each of the folder's cell keys, and no others.
+        """
+        if set(cell) != set(self._cell_keys):
+            raise ValueError(f"a cell is told by {', '.join(self._cell_keys)}; got {', '.join(cell)}")
+        return any(all(record[key] == value for key, value in cell.items()) for record in self.records)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a finished cell. It is on the disk when this returns.
+
+        Raises:
+          OSError: the folder cannot be written, or the disk is full.
+        """
+        record = dict(record)
+        missing = [key for key in self._cell_keys if key not in record]
+        if missing:
+            raise ValueError(f"the record lacks the cell keys {', '.join(missing)}")
+        line = json.dumps(record, allow_nan=False) + "\n"
+        path = self.path / "results.jsonl"
+        with _naming(path), open(path, "ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        self.records.append(record)
+
+    def write_table(self, text: str) -> None:
+        """Replace `table.md`."""
+        write_text_atomic(self.path / "table.md", text)
+
+    def document(self) -> dict[str, Any]:
+        """What a script prints as its last line."""
+        return {"run": str(self.path), "records": self.records}
+
+
+def open_folder(
+    path: str | pathlib.Path,
+    config: Any,
+    *,
+    cell_keys: Sequence[str] = records.CELL_KEYS,
+    registries: config_lib.Registries | None = None,
+) -> RunFolder:
+    """Make a run folder, or open one again to resume.
+
+    Nothing is computed or downloaded; do it first, so that a folder that cannot be used costs no time.
+
+    Args:
+      path: the folder; parents are made.
+      config: the resolved config.
+      cell_keys: record keys that tell the cells of this config apart.
+      registries: of the config, as for `jspec.config.load`.
+
+    Raises:
+      ValueError: the folder belongs to another config, or its files are damaged.
+      OSError: it cannot be written.
+    """
+    path = pathlib.Path(path)
+    own = {"config_hash": config_hash(config, registries), **environment()}
+    with _naming(path):
+        path.mkdir(parents=True, exist_ok=True)
+    environment_file, results_file = path / "environment.json", path / "results.jsonl"
+    if environment_file.exists():
+        stored = _read_environment(environment_file)
+        if stored["config_hash"] != own["config_hash"]:
+            raise ValueError(
+                f"{path} belongs to a run of another config (hash {stored['config_hash']}, this one's is "
+                f"{own['config_hash']}; see its config.yaml): choose another run.folder"
+            )
+        changed = [key for key in own if stored.get(key) != own[key]]
+        if changed:
+            warnings.warn(f"{path} was started with another {' and '.join(changed)}; records tell which", stacklevel=2)
+    elif results_file.exists():
+        raise ValueError(f"{path} has results.jsonl but no environment.json: choose another run.folder")
+    else:
+        write_text_atomic(path / "config.yaml", config_lib.dump(config, registries))
+        write_text_atomic(environment_file, json.dumps(own, indent=2) + "\n")
+    finished = _read_results(results_file, cell_keys)
+    with _naming(results_file), open(results_file, "ab"):
+        pass  # fails now rather than after the first cell
+    return RunFolder(path, finished, cell_keys)
+
+
+def write_text_atomic(path: str | pathlib.Path, text: str) -> None:
+    """Write a text file so that a reader, or a kill, meets the old content or the new, never a part.
+
+    Raises:
+      OSError: it cannot be written; the message names the file.
+    """
+    path = pathlib.Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with _naming(path):
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path):
+    """Let every `OSError` name the file: those of a write or an fsync do not."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _read_environment(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored["config_hash"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: not the environment of a run") from error
+    return stored
+
+
+def _read_results(path: pathlib.Path, cell_keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The finished cells. Repairs a last line that was never finished."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    lines = content.split(b"\n")
+    tail = lines.pop()  # empty when the last line is whole
+    finished = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse_record(line, cell_keys)
+        if record is None:
+            raise ValueError(f"{path}, line {number}: not a record; remove the line to run its cell again")
+        finished.append(record)
+    if tail:
+        record = _parse_record(tail, cell_keys)
+        with _naming(path), open(path, "r+b") as file:
+            if record is None:
+                file.truncate(len(content) - len(tail))
+            else:  # only its line end was lost
+                finished.append(record)
+                file.seek(0, os.SEEK_END)
+                file.write(b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    return finished
+
+
+def _parse_record(line: bytes, cell_keys: Sequence[str]) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and all(key in record for key in cell_keys) else None

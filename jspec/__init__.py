@@ -1,0 +1,43 @@
+"""Speculative decoding in pure JAX: one cache, one verify step, one loop, every method a file.
+
+Scripts need `load_target` and `generate`; the loop itself is `decode.decode` and `decode.stream`.
+"""
+
+from jspec import cache, decode, drafters, metrics, sampling, tree, types, verify
+from jspec.drafters import Autoregressive, Draft, PromptLookup, Standard
+from jspec.drafters.standard import load_draft
+from jspec.generation import Generation, generate
+from jspec.models.config import RopeScaling, TransformerConfig
+from jspec.models.transformer import Model, forward
+from jspec.types import Params, Target
+from jspec.verify import Rejection, Synthetic
+from jspec.version import __version__
+from jspec.weights.load import load_target
+
+__all__ = [
+    "Autoregressive",
+    "Draft",
+    "Generation",
+    "Model",
+    "Params",
+    "PromptLookup",
+    "Rejection",
+    "RopeScaling",
+    "Standard",
+    "Synthetic",
+    "Target",
+    "TransformerConfig",
+    "__version__",
+    "cache",
+    "decode",
+    "drafters",
+    "forward",
+    "generate",
+    "load_draft",
+    "load_target",
+    "metrics",
+    "sampling",
+    "tree",
+    "types",
+    "verify",
+]

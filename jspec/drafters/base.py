@@ -1,0 +1,74 @@
+"""What every drafter shares: the registry, and the defaults of a bound drafter."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jspec import tree as tree_lib
+from jspec import types
+
+REGISTRY: dict[str, type] = {}
+
+
+def register(kind: str):
+    """Make a drafter known to configs as `kind`."""
+
+    def add(cls):
+        cls.kind = kind
+        REGISTRY[kind] = cls
+        return cls
+
+    return add
+
+
+class Bound:
+    """Defaults of a bound drafter (`types.BoundDrafter`): no state, no features, extend by the accepted path.
+
+    max_positions: longest sequence the draft can follow, in tokens, or None.
+    """
+
+    feature_layers: ClassVar[types.FeatureLayers] = ()
+    max_positions: int | None = None
+
+    def init(self, params: types.Params, batch: int, capacity: int) -> Any:
+        """No state."""
+        return ()
+
+    def extend(self, params, state, tokens, outputs, valid):
+        """Nothing to learn."""
+        return state
+
+    def update(
+        self,
+        params: types.Params,
+        state: Any,
+        context: types.Context,
+        tree: types.TokenTree,
+        outputs: types.Outputs,
+        verdict: types.Verdict,
+    ) -> Any:
+        """Gather the accepted path, the root included, and extend by it."""
+        path_outputs = types.Outputs(
+            logits=tree_lib.along_path(outputs.logits, verdict.path),
+            features=tree_lib.along_path(outputs.features, verdict.path),
+        )
+        valid = jnp.arange(verdict.path.shape[1]) <= verdict.num_accepted[:, None]
+        return self.extend(params, state, tree_lib.along_path(tree.tokens, verdict.path), path_outputs, valid)
+
+
+def pending(context: types.Context) -> jax.Array:
+    """The last committed token of each row, `[B]`."""
+    return jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)[:, 0]
+
+
+def check_gamma(gamma: int) -> None:
+    """Refuse a negative draft length; 0 is plain decoding.
+
+    Raises:
+      ValueError: gamma is negative.
+    """
+    if gamma < 0:
+        raise ValueError(f"gamma {gamma} is negative; the smallest draft length is 0 (plain decoding)")

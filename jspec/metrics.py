@@ -1,0 +1,272 @@
+"""What a run amounts to: acceptance statistics into alpha and tau, clock readings into speedups.
+
+The words, used one way:
+
+* tau (acceptance length, block efficiency): tokens emitted per target call, the corrected or bonus token included.
+  Prefill emits the first token; it belongs to no round and is not counted. Autoregressive decoding has tau = 1.
+* alpha: accepted / tested drafts. A draft behind a rejected one was never tested, whatever it would have matched.
+* accepted per drafted: accepted / offered drafts, tested or not; it falls with gamma where alpha does not.
+* acceptance by position: unconditional, accepted at depth i / rounds that offered a draft there.
+* conditional acceptance by position: accepted at depth i / rounds that tested a draft there.
+* speedup: tokens per second over those of autoregressive decoding on the same prompts.
+
+A rate whose denominator is zero is NaN. Plain NumPy on the host; clocks are in `timing.py`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jspec import types
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Acceptance of a run, all rows and rounds together. Words as in the module's docstring.
+
+    new_tokens:   tokens generated, prefill's first ones included.
+    target_calls: verifying calls of the target, summed over rows (prefill is none).
+    tau:          (new_tokens - prefill's first ones) / target_calls.
+    alpha:        accepted / tested drafts.
+    accepted_per_drafted: accepted / offered drafts.
+    mean_accepted: accepted drafts per target call.
+    acceptance_histogram: target calls that accepted exactly a drafts, a = 0, 1, ...
+    acceptance_by_position: unconditional, by depth 1, 2, ...
+    conditional_acceptance_by_position: given that every shallower draft was accepted.
+    """
+
+    new_tokens: int
+    target_calls: int
+    tau: float
+    alpha: float
+    accepted_per_drafted: float
+    mean_accepted: float
+    acceptance_histogram: tuple[int, ...]
+    acceptance_by_position: tuple[float, ...]
+    conditional_acceptance_by_position: tuple[float, ...]
+
+
+def summarize(acceptance: types.Acceptance, new_tokens: np.ndarray) -> Summary:
+    """Turn acceptance statistics into rates.
+
+    Args:
+      acceptance: per row, or already summed over rows; on the device or not.
+      new_tokens: `[B]` (a scalar for one row) tokens each row generated, prefill's first one included. It is needed
+        because a stop token inside an accepted block ends it without a corrected or bonus token.
+
+    Raises:
+      ValueError: the counts contradict each other.
+    """
+    rounds, drafted = (int(np.asarray(x).sum()) for x in (acceptance.rounds, acceptance.drafted))
+    histogram, offered, tested = (
+        np.asarray(x).sum(axis=tuple(range(np.ndim(x) - 1)), dtype=np.int64)
+        for x in (acceptance.histogram, acceptance.offered, acceptance.tested)
+    )
+    accepted_at = histogram[::-1].cumsum()[::-1][1:]  # rounds that accepted at least i + 1 drafts
+    accepted = int(accepted_at.sum())
+    new_tokens = np.atleast_1d(np.asarray(new_tokens))
+    round_tokens = int(np.maximum(new_tokens - 1, 0).sum())
+    if histogram.sum() != rounds:
+        raise ValueError(f"the histogram counts {histogram.sum()} rounds, not {rounds}")
+    if (accepted_at > tested).any() or (tested > offered).any():
+        raise ValueError(f"drafts accepted {accepted_at}, tested {tested}, offered {offered}: each must bound the last")
+    if not accepted <= round_tokens <= accepted + rounds:
+        raise ValueError(
+            f"{round_tokens} tokens after prefill's first do not fit {rounds} rounds that accepted {accepted} drafts"
+        )
+    return Summary(
+        new_tokens=int(new_tokens.sum()),
+        target_calls=rounds,
+        tau=_ratio(round_tokens, rounds),
+        alpha=_ratio(accepted, tested.sum()),
+        accepted_per_drafted=_ratio(accepted, drafted),
+        mean_accepted=_ratio(accepted, rounds),
+        acceptance_histogram=tuple(histogram.tolist()),
+        acceptance_by_position=tuple(map(_ratio, accepted_at.tolist(), offered.tolist())),
+        conditional_acceptance_by_position=tuple(map(_ratio, accepted_at.tolist(), tested.tolist())),
+    )
+
+
+def from_matches(matches: np.ndarray, offered: np.ndarray | None = None) -> types.Acceptance:
+    """Acceptance statistics of chains whose drafts were compared one by one, summed over rounds.
+
+    Only the prefix before the first mismatch is accepted; matches behind it count for nothing.
+
+    Args:
+      matches: `[R, K]` whether draft i of round r agrees with the target.
+      offered: `[R]` drafts really offered, at most K; None means K each.
+    """
+    matches = np.asarray(matches, bool)
+    num_rounds, gamma = matches.shape
+    offered = np.full(num_rounds, gamma) if offered is None else np.asarray(offered)
+    positions = np.arange(gamma)
+    is_offered = positions < offered[:, None]
+    accepted = np.logical_and.accumulate(matches & is_offered, axis=1).sum(axis=1)
+    return types.Acceptance(
+        rounds=np.asarray(num_rounds),
+        histogram=np.bincount(accepted, minlength=gamma + 1),
+        offered=is_offered.sum(axis=0),
+        tested=(is_offered & (positions <= accepted[:, None])).sum(axis=0),
+        drafted=offered.sum(),
+    )
+
+
+# Speed.
+
+
+class Calls(NamedTuple):
+    """Calls of one method in the order made, one per prompt. Methods that are compared ran the same prompts.
+
+    tokens:  `[N]` new tokens of each call.
+    seconds: `[N]` its wall-clock time.
+    """
+
+    tokens: np.ndarray
+    seconds: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Speedup:
+    """Tokens per second of a method over those of a baseline on the same prompts. 1 is no gain, below 1 a loss.
+
+    ratio_of_totals:  all tokens / all seconds, one over the other; long answers weigh more. The headline.
+    mean_of_ratios:   mean over prompts of each prompt's ratio; every prompt weighs the same.
+    median_of_ratios: the same with the median: robust to a disturbed call.
+    interval:         bootstrap interval of `ratio_of_totals`; NaN with fewer than two prompts.
+    confidence:       its coverage.
+    """
+
+    ratio_of_totals: float
+    mean_of_ratios: float
+    median_of_ratios: float
+    interval: tuple[float, float]
+    confidence: float
+
+
+def tokens_per_second(calls: Calls, *, compiling_calls: int) -> float:
+    """Total tokens over total seconds. `compiling_calls` is explained at `speedup`."""
+    tokens, seconds = _steady(calls, compiling_calls)
+    return float(tokens.sum() / seconds.sum())
+
+
+def speedup(
+    baseline: Calls,
+    method: Calls,
+    *,
+    compiling_calls: int,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Speedup:
+    """Compare two methods prompt by prompt.
+
+    Tokens per second are compared, not seconds: a method that stopped early did less work.
+
+    Args:
+      baseline: autoregressive decoding.
+      method: what is compared with it, on the same prompts in the same order.
+      compiling_calls: leading calls of both that compiled; they enter no number. It has no default, so that nobody
+        forgets them: 0 says that everything was compiled before the first call.
+      confidence: coverage of the interval.
+      resamples: of the bootstrap, which draws prompts with replacement and keeps each prompt's pair together.
+      seed: of the bootstrap.
+
+    Raises:
+      ValueError: different numbers of calls, none left, or a time or token count that is not positive.
+    """
+    if len(baseline.seconds) != len(method.seconds):
+        raise ValueError(f"{len(baseline.seconds)} baseline calls cannot be paired with {len(method.seconds)}")
+    (base_tokens, base_seconds), (tokens, seconds) = (_steady(calls, compiling_calls) for calls in (baseline, method))
+    ratios = (tokens / seconds) / (base_tokens / base_seconds)
+
+    def ratio_of_totals(chosen):
+        throughput = tokens[chosen].sum(axis=-1) / seconds[chosen].sum(axis=-1)
+        return throughput / (base_tokens[chosen].sum(axis=-1) / base_seconds[chosen].sum(axis=-1))
+
+    return Speedup(
+        ratio_of_totals=float(ratio_of_totals(np.arange(len(tokens)))),
+        mean_of_ratios=float(ratios.mean()),
+        median_of_ratios=float(np.median(ratios)),
+        interval=_bootstrap(ratio_of_totals, len(tokens), confidence, resamples, seed),
+        confidence=confidence,
+    )
+
+
+def ratio_interval(
+    numerators: np.ndarray,
+    denominators: np.ndarray,
+    *,
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Bootstrap interval over prompts of a ratio of sums: tau (tokens / target calls), alpha (accepted / tested).
+
+    Args:
+      numerators: `[N]`, one per prompt.
+      denominators: `[N]`.
+      confidence: coverage.
+      resamples: of the bootstrap.
+      seed: of the bootstrap.
+    """
+    numerators, denominators = np.asarray(numerators, float), np.asarray(denominators, float)
+
+    def ratio(chosen):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return numerators[chosen].sum(axis=-1) / denominators[chosen].sum(axis=-1)
+
+    return _bootstrap(ratio, len(numerators), confidence, resamples, seed)
+
+
+def latency(first_seconds: np.ndarray, calls: Calls) -> tuple[float, float]:
+    """Prefill and decoding apart, in milliseconds: median time to the first token, and time per later token.
+
+    Args:
+      first_seconds: `[N]` time to the first token of each call.
+      calls: the same calls, their seconds from start to end.
+
+    Returns:
+      TTFT, and TPOT = all seconds after the first tokens / all later tokens (NaN when there are none).
+    """
+    first_seconds = np.asarray(first_seconds, float)
+    later_tokens = np.maximum(np.asarray(calls.tokens) - 1, 0).sum()
+    later_seconds = (np.asarray(calls.seconds) - first_seconds).sum()
+    return float(np.median(first_seconds) * 1e3), _ratio(later_seconds * 1e3, later_tokens)
+
+
+def expected_speedup(tau: float, autoregressive_ms: float, verify_ms: float, draft_ms: float) -> float:
+    """`tau * t_autoregressive / (t_verify + t_draft)`: what the parts, each timed alone, promise.
+
+    Args:
+      tau: tokens emitted per target call.
+      autoregressive_ms: one autoregressive step.
+      verify_ms: one target pass over all nodes of a round.
+      draft_ms: all of a round's drafting.
+    """
+    return tau * autoregressive_ms / (verify_ms + draft_ms)
+
+
+def _ratio(numerator, denominator) -> float:
+    return float(numerator / denominator) if denominator else math.nan
+
+
+def _steady(calls: Calls, compiling_calls: int) -> tuple[np.ndarray, np.ndarray]:
+    tokens, seconds = (np.asarray(x, float)[compiling_calls:] for x in calls)
+    if len(tokens) != len(seconds) or not len(tokens):
+        raise ValueError(f"{len(tokens)} token counts and {len(seconds)} times are left after {compiling_calls} calls")
+    if not (tokens > 0).all() or not (seconds > 0).all():
+        raise ValueError("every call needs a positive number of tokens and a positive time")
+    return tokens, seconds
+
+
+def _bootstrap(statistic, size: int, confidence: float, resamples: int, seed: int) -> tuple[float, float]:
+    if size < 2:  # one prompt says nothing about how prompts vary
+        return math.nan, math.nan
+    chosen = np.random.default_rng(seed).integers(size, size=(resamples, size))
+    tail = (1 - confidence) / 2
+    low, high = np.nanquantile(statistic(chosen), [tail, 1 - tail])
+    return float(low), float(high)

@@ -1,0 +1,208 @@
+"""Verifiers: which drafts stand, and the token that follows.
+
+`Rejection` is speculative sampling (Leviathan et al., arXiv:2211.17192, algorithm 1; Chen et al., arXiv:2302.01318)
+carried down a token tree by multi-round rejection (SpecInfer, arXiv:2305.09781, algorithm 2; EAGLE, arXiv:2401.15077,
+appendix A; Sequoia, arXiv:2402.12374). At a node with target law p, its children are tried in order: child t, drawn
+from q, is accepted with probability min(1, p(t) / q(t)); after a rejection p becomes norm((p - q)+). What is left when
+no child is accepted gives the corrected token; at a leaf it is p itself, which gives the bonus token. The output law is
+p whatever q is, as long as q is the law the child was really drawn from: siblings drawn with replacement share q,
+siblings drawn without carry their conditional law, deterministic proposals the one-hot law.
+
+Comparisons are strict (r q < p with r in [0, 1)): `jax.random.uniform` does return 0, and a token of target probability
+0 must never pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jspec import sampling as sampling_lib
+from jspec import types
+
+REGISTRY: dict[str, type] = {}
+
+
+def register(kind: str):
+    """Make a verifier known to configs as `kind`."""
+
+    def add(cls):
+        cls.kind = kind
+        REGISTRY[kind] = cls
+        return cls
+
+    return add
+
+
+def residual(target: jax.Array, draft: jax.Array) -> jax.Array:
+    """norm((p - q)+), Leviathan et al. section 2.3.
+
+    Where nothing is left (p equals q up to rounding) a rejection can only be rounding too; p itself is then the law.
+    """
+    left = jnp.maximum(target - draft, 0)
+    total = jnp.sum(left)
+    return jnp.where(total > 0, left / jnp.where(total > 0, total, 1), target)
+
+
+def draft_law(tree: types.TokenTree, node: jax.Array, vocab_size: int) -> jax.Array:
+    """The law one row's node was drawn from, over the target's vocabulary: `[V]`, zero where the draft has no token."""
+    if tree.draft_probs is None:
+        return jax.nn.one_hot(tree.tokens[node], vocab_size)
+    probs = tree.draft_probs[node]
+    if tree.draft_ids is not None:
+        return jnp.zeros(vocab_size, probs.dtype).at[tree.draft_ids].set(probs)
+    return jnp.pad(probs, (0, vocab_size - probs.shape[0]))
+
+
+def next_child(tree: types.TokenTree, node: jax.Array, after: jax.Array) -> jax.Array:
+    """The first child of `node` behind index `after`, or N if there is none. One row."""
+    num_nodes = tree.parents.shape[0]
+    order = jnp.arange(num_nodes)
+    return jnp.min(jnp.where((tree.parents == node) & (order > after), order, num_nodes))
+
+
+def _pad_path(path: jax.Array, num_accepted: jax.Array) -> jax.Array:
+    """Let places beyond the path hold its last node."""
+    return path[jnp.minimum(jnp.arange(path.shape[0]), num_accepted)]
+
+
+@register("rejection")
+@dataclasses.dataclass(frozen=True)
+class Rejection:
+    """Multi-round rejection down a token tree. Lossless."""
+
+    lossless: ClassVar[bool] = True
+    follows_argmax: ClassVar[bool] = True  # at temperature 0 it is `greedy_walk`
+
+    def verify(
+        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
+    ) -> types.Verdict:
+        """Walk one row's tree; see `types.Verifier`."""
+        num_nodes = tree.tokens.shape[0]
+        accept_key, token_key = jax.random.split(rng_key)
+        uniforms = jax.random.uniform(accept_key, (num_nodes,))
+
+        def try_children(node, law):
+            def undecided(carry):
+                child, accepted, _ = carry
+                return ~accepted & (child < num_nodes)
+
+            def try_child(carry):
+                child, _, law = carry
+                token, proposal = tree.tokens[child], draft_law(tree, child, law.shape[0])
+                accepted = uniforms[child] * proposal[token] < law[token]
+                law = jnp.where(accepted, law, residual(law, proposal))
+                return jnp.where(accepted, child, next_child(tree, node, child)), accepted, law
+
+            return jax.lax.while_loop(undecided, try_child, (next_child(tree, node, node), jnp.bool_(False), law))
+
+        def descend(carry):  # the law is filtered once for each node that is reached
+            node, _, path, num_accepted, _ = carry
+            child, accepted, law = try_children(node, target_law(node))
+            num_accepted = num_accepted + accepted
+            path = jnp.where(accepted, path.at[num_accepted].set(child), path)
+            return jnp.where(accepted, child, node), accepted, path, num_accepted, law
+
+        root = jnp.int32(0), jnp.bool_(True), jnp.zeros(tree.max_depth + 1, jnp.int32), jnp.int32(0)
+        law = jnp.zeros_like(target_law(root[0]))
+        _, _, path, num_accepted, law = jax.lax.while_loop(lambda carry: carry[1], descend, (*root, law))
+        return types.Verdict(_pad_path(path, num_accepted), num_accepted, sampling_lib.sample(token_key, law))
+
+
+@register("synthetic")
+@dataclasses.dataclass(frozen=True)
+class Synthetic:
+    """Accepts drafts at a set rate whatever the target says, to time a method whose draft is not at hand.
+
+    The text is not the target's. Each first child is accepted with probability `rate`, independently, so that a chain
+    of gamma drafts emits (1 - rate^(gamma + 1)) / (1 - rate) tokens a round on average (Leviathan et al., equation 1).
+
+    rate: acceptance probability of a tested draft, in [0, 1].
+    """
+
+    rate: float = 0.8
+    lossless: ClassVar[bool] = False
+    follows_argmax: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if not 0 <= self.rate <= 1:
+            raise ValueError(f"rate {self.rate} is outside [0, 1]")
+
+    def verify(
+        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
+    ) -> types.Verdict:
+        """Walk one row's tree; see `types.Verifier`."""
+        accept_key, token_key = jax.random.split(rng_key)
+        uniforms = jax.random.uniform(accept_key, (tree.max_depth + 1,))
+        num_nodes = tree.tokens.shape[0]
+
+        def descend(place, carry):
+            path, num_accepted, walking = carry
+            child = next_child(tree, path[num_accepted], path[num_accepted])
+            walking &= (child < num_nodes) & (uniforms[place] < self.rate)
+            path = jnp.where(walking, path.at[num_accepted + 1].set(child), path)
+            return path, num_accepted + walking, walking
+
+        start = (jnp.zeros(tree.max_depth + 1, jnp.int32), jnp.int32(0), jnp.bool_(True))
+        path, num_accepted, _ = jax.lax.fori_loop(0, tree.max_depth, descend, start)
+        token = sampling_lib.sample(token_key, target_law(path[num_accepted]))
+        return types.Verdict(_pad_path(path, num_accepted), num_accepted, token)
+
+
+def greedy_walk(tree: types.TokenTree, argmax: jax.Array) -> types.Verdict:
+    """What a lossless verifier decides at temperature 0, in closed form: follow the child that is the argmax.
+
+    Args:
+      tree: one row.
+      argmax: `[N]` the target's most likely token after each node.
+    """
+
+    def visit(child, carry):  # topological order: one pass meets every child after its parent was entered
+        node, path, num_accepted = carry
+        accepted = (tree.parents[child] == node) & (tree.tokens[child] == argmax[node])
+        num_accepted = num_accepted + accepted
+        path = jnp.where(accepted, path.at[num_accepted].set(child), path)
+        return jnp.where(accepted, child, node), path, num_accepted
+
+    start = (jnp.int32(0), jnp.zeros(tree.max_depth + 1, jnp.int32), jnp.int32(0))
+    node, path, num_accepted = jax.lax.fori_loop(1, tree.tokens.shape[0], visit, start)
+    return types.Verdict(_pad_path(path, num_accepted), num_accepted, argmax[node])
+
+
+def verify(
+    verifier: types.Verifier,
+    rng_keys: jax.Array,
+    tree: types.TokenTree,
+    logits: jax.Array,
+    sampling: types.Sampling,
+) -> types.Verdict:
+    """Verify a batch: the vmapped walk, or its closed form when no row samples.
+
+    Args:
+      verifier: static.
+      rng_keys: `[B]`.
+      tree: of B rows.
+      logits: `[B, N, V]` the target's, after every node.
+      sampling: settings per row.
+    """
+    rows = tree.replace(draft_ids=None)  # shared by all rows, so it stays out of the row axis
+    filtered = sampling_lib.any_filter(sampling)
+
+    def walk():
+        def one(rng_key, row_tree, row_logits, row):
+            target_law = lambda node: sampling_lib.law(row_logits[node], row, filtered)
+            return verifier.verify(rng_key, row_tree.replace(draft_ids=tree.draft_ids), target_law)
+
+        return jax.vmap(one)(rng_keys, rows, logits, sampling)
+
+    if not verifier.follows_argmax:
+        return walk()
+
+    def closed_form():
+        return jax.vmap(greedy_walk)(rows, jnp.argmax(logits, axis=-1).astype(jnp.int32))
+
+    return jax.lax.cond(sampling_lib.all_greedy(sampling), closed_form, walk)

@@ -1,0 +1,94 @@
+"""A reference to a `Target`: parameters on the device, tokenizer, provenance, stop ids."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jspec import types
+from jspec.models import config as model_config
+from jspec.models import transformer
+from jspec.weights import (
+    assembly,
+    families,
+    gguf_files,
+    gguf_models,
+    references,
+    safetensors_files,
+)
+from jspec.weights import tokenizer as tokenizers
+
+
+class _Loaded(NamedTuple):
+    config: model_config.TransformerConfig
+    params: dict
+    tokenizer: tokenizers.Tokenizer | None
+    stop_ids: tuple[int, ...]
+
+
+def load_target(reference: str, *, sha256: str | None = None, dtype: Any = jnp.float32) -> types.Target:
+    """Load a decoder-only model.
+
+    A reference means a Hugging Face folder (config.json with safetensors), a GGUF file, a folder with one GGUF file in
+    it, or a single .safetensors file with config.json beside it; see `references` for where they come from. A folder
+    without tokenizer.json gives a target for bare token ids.
+
+    Args:
+      reference: see `references`.
+      sha256: expected digest of the file, or of the folder's weight files in order.
+      dtype: of the parameters.
+
+    Raises:
+      ValueError: the reference, a file, the architecture or a tensor is not as expected; each named.
+    """
+    path = references.resolve(reference, sha256)
+    file = _gguf_file(path)
+    loaded = _load_gguf(file, dtype) if file is not None else _load_huggingface(path, dtype)
+    return types.Target(
+        model=transformer.Model(loaded.params, loaded.config),
+        tokenizer=loaded.tokenizer,
+        provenance=types.Provenance(str(reference), references.digest(path)),
+        stop_ids=loaded.stop_ids,
+    )
+
+
+def _gguf_file(path: pathlib.Path) -> pathlib.Path | None:
+    """The GGUF file that a path means, or None when it is a Hugging Face checkpoint."""
+    if path.is_file():
+        with open(path, "rb") as file:
+            # By content: caches rename files.
+            return path if path.suffix == ".gguf" or file.read(4) == b"GGUF" else None
+    if (path / "config.json").is_file():
+        return None
+    files = references.weight_files(path)
+    return files[0] if len(files) == 1 and files[0].suffix == ".gguf" else None
+
+
+def _load_gguf(path: pathlib.Path, dtype: Any) -> _Loaded:
+    file = gguf_files.GgufFile(path)
+    config = assembly.settle_head(file, gguf_models.transformer_config(file), gguf_models.NAMES)
+    adjust = gguf_models.row_order(file.metadata["general.architecture"], config)
+    params = assembly.assemble(file, config, gguf_models.NAMES, dtype=dtype, adjust=adjust)
+    if "tokenizer.ggml.model" not in file.metadata:
+        return _Loaded(config, params, None, ())
+    tokenizer = tokenizers.Tokenizer.from_gguf(file.metadata, path)
+    return _Loaded(config, params, tokenizer, tokenizer.stop_ids)
+
+
+def _load_huggingface(path: pathlib.Path, dtype: Any) -> _Loaded:
+    folder = path.parent if path.is_file() else path
+    where = folder / "config.json"
+    if not where.is_file():
+        raise ValueError(f"{where} is missing; a model needs it beside its safetensors")
+    content = references.read_json(where)
+    source = safetensors_files.SafetensorsFiles(path)
+    config = assembly.settle_head(source, families.transformer_config(content, where), families.NAMES)
+    params = assembly.assemble(source, config, families.NAMES, dtype=dtype)
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = tokenizers.Tokenizer.from_folder(folder)
+        return _Loaded(config, params, tokenizer, tokenizer.stop_ids)
+    ids = content.get("eos_token_id")
+    stop = ids if isinstance(ids, list) else [ids]
+    return _Loaded(config, params, None, tuple(sorted(index for index in stop if index is not None)))

@@ -1,0 +1,46 @@
+import pytest
+
+from experiments import records
+
+
+@pytest.fixture
+def make_record():
+    """A function that makes a plausible record; keywords change its fields."""
+
+    def make(**changes):
+        values = dict(
+            method="standard",
+            drafter="standard",
+            verifier="rejection",
+            lossless=True,
+            target="t.gguf",
+            draft="d.gguf",
+            task="chat",
+            temperature=0.0,
+            batch=1,
+            num_prompts=2,
+            new_tokens=128,
+            target_calls=50,
+            tau=2.52,
+            alpha=0.61,
+            acceptance_histogram=(10, 20, 15, 5),
+            acceptance_by_position=(0.8, 0.4, 0.1),
+            tokens_per_second=61.5,
+            ttft_ms=210.4,
+            tpot_ms=15.2,
+            speedup=1.71,
+            speedup_ci=(1.6, 1.8),
+            expected_speedup=1.75,
+            cost=records.Cost(autoregressive_ms=26.0, verify_ms=30.0, draft_ms=7.5, c=0.1),
+            greedy_check=records.GreedyCheck(prompts=2, equal=2, near_ties=0),
+            published=records.Published("leviathan2023", "2", "T5", speedup=3.4),
+            device="cpu",
+            dtype="float32",
+            versions={"python": "3.11.7", "jax": "0.10.2"},
+            seed=0,
+            config_hash="0123456789",
+        )
+        assert not changes.keys() - values.keys()
+        return records.Record(**{**values, **changes})
+
+    return make
