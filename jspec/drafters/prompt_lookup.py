@@ -33,7 +33,7 @@ class PromptLookup:
     prefer:    which of several places with the longest match: the most `recent` or the `first`.
     """
 
-    gamma: int = 8
+    gamma: int = 7
     max_ngram: int = 3
     min_ngram: int = 1
     prefer: Literal["recent", "first"] = "recent"

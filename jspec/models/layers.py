@@ -22,6 +22,9 @@ DEFAULT_PREFIX_CHUNK = 1024
 # A matrix-vector product on a CPU: jax 0.10 is faster with the vector as a row, later versions 4 times slower.
 ONE_TOKEN_AS_ROW = jax.__version_info__ < (0, 11)
 
+# Token counts whose products are fast on a CPU; the ones between cost more than the next of these (9 tokens more than 16).
+FAST_COUNTS = (1, 2, 4, 8, 16)
+
 MASKED = -1e30  # finite: -inf would give NaN where a whole chunk is masked
 
 
@@ -42,8 +45,10 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     elif flat.shape[0] == 1:
         y = flat @ weight.T if ONE_TOKEN_AS_ROW else (weight @ flat[0])[None]
     else:
-        columns = jax.lax.optimization_barrier(flat.T)
-        y = jax.lax.optimization_barrier(weight @ columns).T
+        count = flat.shape[0]
+        fast = next((size for size in FAST_COUNTS if size >= count), count)
+        columns = jax.lax.optimization_barrier(jnp.pad(flat, ((0, fast - count), (0, 0))).T)
+        y = jax.lax.optimization_barrier(weight @ columns).T[:count]
     y = y.reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
@@ -76,6 +81,8 @@ def rope_frequencies(config: model_config.TransformerConfig) -> tuple[np.ndarray
         return base.astype(np.float32), 1.0
     if scaling.kind == "linear":
         return (base / scaling.factor).astype(np.float32), 1.0
+    if scaling.kind == "factors":
+        return (base / (scaling.factor * np.array(scaling.factors))).astype(np.float32), 1.0
     if scaling.kind == "llama3":
         # Rotations over the original length: many are kept, few are divided, those between are blended.
         rotations = scaling.original_max_position * base / (2 * math.pi)

@@ -81,9 +81,7 @@ def _parts(config: model_config.TransformerConfig, names: Names) -> dict[tuple, 
     return parts
 
 
-def settle_head(
-    source: Source, config: model_config.TransformerConfig, names: Names
-) -> model_config.TransformerConfig:
+def settle_head(source: Source, config: model_config.TransformerConfig, names: Names) -> model_config.TransformerConfig:
     """Make `tied_head` say what the stored tensors say.
 
     A tied checkpoint may still store a head. If it equals the embedding it is dropped; if it does not, it is used, with

@@ -72,12 +72,18 @@ FAMILIES = {
         "mistral", _LLAMA | {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096}
     ),
     "Qwen2ForCausalLM": Family(
-        "qwen2", _QWEN | {"num_key_value_heads": 32, "sliding_window": 4096}, qkv_bias=True,
+        "qwen2",
+        _QWEN | {"num_key_value_heads": 32, "sliding_window": 4096},
+        qkv_bias=True,
         window_key="use_sliding_window",
     ),
     "Qwen3ForCausalLM": Family(
-        "qwen3", _QWEN | {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
-        qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, window_key="use_sliding_window",
+        "qwen3",
+        _QWEN | {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm=True,
+        window_key="use_sliding_window",
     ),
 }
 

@@ -61,9 +61,7 @@ def _cased(suffix: str) -> str:
 
 _GPT2 = _Pre()
 _DIGITS = _Pre(digits=True)
-_LLAMA3 = _Pre(
-    "|".join((_CONTRACTION, _WORD, r"\p{N}{1,3}", _PUNCTUATION, _SPACE)), ignore_merges=True, add_bos=True
-)
+_LLAMA3 = _Pre("|".join((_CONTRACTION, _WORD, r"\p{N}{1,3}", _PUNCTUATION, _SPACE)), ignore_merges=True, add_bos=True)
 _QWEN2 = _Pre("|".join((_CONTRACTION, _WORD, r"\p{N}", _PUNCTUATION, _SPACE)))
 _TEKKEN = _Pre("|".join((_cased(""), r"\p{N}", _PATH, _SPACE)), ignore_merges=True, add_bos=True)
 _GPT4O = _Pre("|".join((_cased(_CONTRACTION + "?"), r"\p{N}{1,3}", _PATH, _SPACE)))
@@ -144,11 +142,10 @@ def describe(metadata: dict[str, Any], where: Any) -> Described:
     _add_tokens(library, backend, tokens, kinds, model)
 
     special = {}
-    for key, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
-        identifier = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if identifier is not None and 0 <= identifier < len(tokens):
-            special[f"{name}_token"] = tokens[identifier]
-    bos_id = metadata.get("tokenizer.ggml.bos_token_id")
+    for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("unknown", "unk_token"), ("padding", "pad_token")):
+        if (index := _special_id(metadata, key, tokens)) is not None:
+            special[name] = tokens[index]
+    bos_id = _special_id(metadata, "bos", tokens)
     return Described(
         backend=backend,
         vocabulary=["" if kind == TokenType.UNUSED else token for token, kind in zip(tokens, kinds, strict=True)],
@@ -160,12 +157,18 @@ def describe(metadata: dict[str, Any], where: Any) -> Described:
     )
 
 
+def _special_id(metadata, key: str, tokens) -> int | None:
+    """A special token's id; None where the file names none, for which some write an id outside the vocabulary."""
+    index = metadata.get(f"tokenizer.ggml.{key}_token_id")
+    return index if index is not None and 0 <= index < len(tokens) else None
+
+
 def _stop_ids(metadata, tokens, kinds) -> tuple[int, ...]:
-    found = {metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")} - {None}
+    found = {_special_id(metadata, key, tokens) for key in ("eos", "eot", "eom")} - {None}
     if "tokenizer.ggml.eot_token_id" not in metadata:
         ids = _ids(tokens)
         found |= {ids[token] for token in _END_OF_TURN if token in ids and kinds[ids[token]] == TokenType.CONTROL}
-    return tuple(sorted(index for index in found if 0 <= index < len(tokens)))
+    return tuple(sorted(found))
 
 
 def _ids(tokens: list[str]) -> dict[str, int]:
@@ -207,9 +210,7 @@ def _sentencepiece(library, metadata, tokens, kinds, where):
             "SentencePiece's merges follow from the scores"
         )
     ids = _ids(tokens)
-    usable = {
-        token for token, index in ids.items() if kinds[index] in (TokenType.NORMAL, TokenType.USER_DEFINED)
-    }
+    usable = {token for token, index in ids.items() if kinds[index] in (TokenType.NORMAL, TokenType.USER_DEFINED)}
     merges = []
     for token in usable:
         for cut in range(1, len(token)):
@@ -218,7 +219,7 @@ def _sentencepiece(library, metadata, tokens, kinds, where):
                 # Best score first; SentencePiece merges by the score of what comes out.
                 merges.append((-scores[ids[token]], ids[left], ids[right], left, right))
     merges.sort()
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id")
+    unknown = _special_id(metadata, "unknown", tokens)
     model = library.models.BPE(
         vocab=ids,
         merges=[merge[3:] for merge in merges],
@@ -227,6 +228,7 @@ def _sentencepiece(library, metadata, tokens, kinds, where):
         byte_fallback=True,
     )
     backend = library.Tokenizer(model)
+    # As SentencePiece does it: one space in front whatever the text starts with, and again after a special token.
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
     steps = [library.normalizers.Prepend("▁")] if prefix else []
     backend.normalizer = library.normalizers.Sequence([*steps, library.normalizers.Replace(" ", "▁")])

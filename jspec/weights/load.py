@@ -49,7 +49,8 @@ def load_target(reference: str, *, sha256: str | None = None, dtype: Any = jnp.f
     return types.Target(
         model=transformer.Model(loaded.params, loaded.config),
         tokenizer=loaded.tokenizer,
-        provenance=types.Provenance(str(reference), references.digest(path)),
+        # An expected digest has just been checked; a large file is not read for it again.
+        provenance=types.Provenance(str(reference), sha256.lower() if sha256 else references.digest(path)),
         stop_ids=loaded.stop_ids,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,16 +27,24 @@ def smollm2_path():
 
 
 @pytest.fixture(scope="session")
-def logits():
-    """(model, token ids) -> `[T, V]` logits in one uncached pass."""
+def states_and_logits():
+    """(model, token ids) -> `[T, E]` states after the last norm and `[T, V]` logits, in one uncached pass."""
 
-    @jax.jit
+    # Compiling is most of the time, and tiny models run fast however they are compiled.
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def run(model, tokens):
         length = tokens.shape[1]
         positions = jnp.arange(length)[None]
         mask = jnp.tril(jnp.ones((1, length, length), bool))
         cache = kv.init(model.config, 1, 1, model.dtype)
         with jax.default_matmul_precision("highest"):
-            return transformer.forward(model, tokens, positions, cache, mask)[0].logits[0]
+            outputs, _ = transformer.forward(model, tokens, positions, cache, mask, feature_layers=("final",))
+        return outputs.features[0, :, 0], outputs.logits[0]
 
-    return lambda model, tokens: np.asarray(run(model, jnp.asarray(tokens, jnp.int32)[None]))
+    return lambda model, tokens: jax.tree.map(np.asarray, run(model, jnp.asarray(tokens, jnp.int32)[None]))
+
+
+@pytest.fixture(scope="session")
+def logits(states_and_logits):
+    """(model, token ids) -> `[T, V]` logits."""
+    return lambda model, tokens: states_and_logits(model, tokens)[1]

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import cache as kv
 from jspec import weights
 from jspec.models import config as model_config
 from jspec.models import transformer
@@ -91,34 +90,23 @@ def test_quantised_gguf(kind, tmp_path):
     np.testing.assert_array_equal(target.model.params["layers"][0]["ffn_norm"], params["layers"][0]["ffn_norm"])
 
 
-def final_states(model, tokens):
-    """`[T, E]` states after the last norm."""
-    length = len(tokens)
-    positions, mask = jnp.arange(length)[None], jnp.tril(jnp.ones((1, length, length), bool))
-    cache = kv.init(model.config, 1, 1)
-    outputs, _ = transformer.forward(
-        model, jnp.asarray(tokens)[None], positions, cache, mask, feature_layers=("final",)
-    )
-    return np.asarray(outputs.features[0, :, 0])
-
-
-def test_dev19a_tied_and_no_head(tmp_path, logits):
+def test_dev19a_tied_and_no_head(tmp_path, states_and_logits):
     config = checkpoints.with_options(tied_head=True)
     params = checkpoints.random_params(config)
     target = weights.load_target(str(checkpoints.write_huggingface(tmp_path, config, params)))
     assert target.model.config.tied_head and "head" not in target.model.params
-    expected = final_states(target.model, TOKENS) @ params["embed"].T
-    np.testing.assert_allclose(logits(target.model, TOKENS), expected, atol=1e-4)
+    states, found = states_and_logits(target.model, TOKENS)
+    np.testing.assert_allclose(found, states @ params["embed"].T, atol=1e-4)
 
 
-def test_dev19b_tied_flag_but_another_head(tmp_path, logits):
+def test_dev19b_tied_flag_but_another_head(tmp_path, states_and_logits):
     params = checkpoints.random_params()  # with a head
     folder = checkpoints.write_huggingface(tmp_path, params=params, tie_word_embeddings=True)
     with pytest.warns(UserWarning, match="lm_head.weight is stored and differs"):
         target = weights.load_target(str(folder))
     assert not target.model.config.tied_head
-    expected = final_states(target.model, TOKENS) @ params["head"].T
-    np.testing.assert_allclose(logits(target.model, TOKENS), expected, atol=1e-4)
+    states, found = states_and_logits(target.model, TOKENS)
+    np.testing.assert_allclose(found, states @ params["head"].T, atol=1e-4)
 
 
 def test_dev19b_tied_flag_and_the_same_head(tmp_path):
@@ -250,13 +238,20 @@ def test_dev23_dev24_families_match_transformers(tmp_path, logits):
 
 
 @pytest.mark.real_model
-def test_smollm2(smollm2_path, logits):
+def test_smollm2(smollm2_path):
     target = weights.load_target(str(smollm2_path))
     config = target.model.config
     assert (config.num_layers, config.width, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
     assert (config.ffn_size, config.vocab_size, config.tied_head, config.rope_theta) == (1536, 49152, True, 100000.0)
     assert config.norm_eps == 1e-5 and config.max_positions == 8192 and config.head_size == 64
     assert target.stop_ids == (2,) and target.tokenizer.bos_id == 1 and not target.tokenizer.add_bos
+
+
+@pytest.mark.real_model
+@pytest.mark.slow
+def test_smollm2_matches_transformers(smollm2_path, logits):
+    """tests/golden/make_smollm2_golden.py."""
+    target = weights.load_target(str(smollm2_path))
     with np.load(GOLDEN.with_name("smollm2.npz")) as golden:
         tokens = np.concatenate([golden["code/prompt"], golden["code/greedy"]])[:64]
         found = logits(target.model, tokens)

@@ -200,7 +200,7 @@ def test_sentencepiece_by_scores():
     assert strings(tokenizer, "é") == ["▁", "é"]
     # Bytes for what the vocabulary lacks, spaces in front kept.
     assert strings(tokenizer, "你") == ["▁", "<0xE4>", "<0xBD>", "<0xA0>"]
-    assert strings(tokenizer, " the") == ["▁", "▁the"] or strings(tokenizer, " the") == ["▁▁", "t", "he"]
+    assert strings(tokenizer, " the") == ["▁", "▁the"]
     for text in ("the cat 你好.\n", " the", "", "in 🙂 cat"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     bare = weights.Tokenizer.from_gguf(sentencepiece_metadata(**{"tokenizer.ggml.add_space_prefix": False}))
