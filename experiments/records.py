@@ -63,8 +63,8 @@ class Record:
     new_tokens:    over all prompts, prefill's first tokens included; they are not counted in tau.
     target_calls:  verifying calls.
     acceptance_by_position: unconditional: accepted at depth i / rounds that offered a draft there.
-    tokens_per_second: total tokens over total seconds, prefill included.
-    ttft_ms, tpot_ms: time to the first token; time per later token.
+    tokens_per_second: while decoding: tokens after each prompt's first over the seconds they took; prefill is apart.
+    ttft_ms, tpot_ms: time to the first token, prefill that is; time per later token.
     speedup:       `metrics.Speedup.ratio_of_totals`; `speedup_ci` its interval.
     versions:      of python and the libraries.
     """

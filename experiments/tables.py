@@ -11,7 +11,8 @@ from jspec import config
 DEFINITIONS = (
     "tau: tokens emitted per target call, the corrected or bonus token included, prefill's first token not counted; "
     "autoregressive = 1. alpha: accepted / tested drafts. accepted: target calls that accepted 0/1/2/... drafts. "
-    "speedup: tokens per second over autoregressive decoding with the same target, prompts and run (ratio of totals) "
+    "tokens/s: while decoding, prefill (TTFT) apart. "
+    "speedup: tokens/s over those of autoregressive decoding with the same target, prompts and run (ratio of totals) "
     "[bootstrap interval over prompts]. expected: tau * t_autoregressive / (t_verify + t_draft), each timed alone."
 )
 

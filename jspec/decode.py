@@ -81,6 +81,11 @@ class DecodeState:
         """Rows that still decode, `[B]` bool."""
         return self.finish_reason == RUNNING
 
+    @property
+    def context(self) -> types.Context:
+        """What a drafter sees of it."""
+        return types.Context(self.tokens, self.length, self.features)
+
 
 def _round_keys(rng_keys: jax.Array, length: jax.Array) -> jax.Array:
     """Fresh keys per row: the length only grows, so no key is ever used twice. Returns `[2, B]`."""
@@ -202,14 +207,39 @@ def decode_step(
     sampling: types.Sampling,
 ) -> DecodeState:
     """One round: draft a tree, verify it in one target pass, commit the accepted path."""
-    live = state.live
-    propose_keys, verify_keys = _round_keys(rng_keys, state.length)
-    context = types.Context(state.tokens, state.length, state.features)
+    tree, state = propose(params, rng_keys, state, drafter=drafter, sampling=sampling)
+    return verify_and_commit(params, rng_keys, state, tree, drafter=drafter, verifier=verifier, sampling=sampling)
 
-    # Draft.
-    tree, draft = drafter.propose(params, propose_keys, state.draft, context, sampling)
+
+def propose(
+    params: types.Params,
+    rng_keys: jax.Array,
+    state: DecodeState,
+    *,
+    drafter: types.BoundDrafter,
+    sampling: types.Sampling,
+) -> tuple[types.TokenTree, DecodeState]:
+    """The first half of a round: a tree per row, no deeper than its budget allows."""
+    keys, _ = _round_keys(rng_keys, state.length)
+    tree, draft = drafter.propose(params, keys, state.draft, state.context, sampling)
+    budget = sampling.max_new_tokens - (state.length - state.prompt_length)
+    return tree_lib.limit_depth(tree, budget - 1), state.replace(draft=draft)
+
+
+def verify_and_commit(
+    params: types.Params,
+    rng_keys: jax.Array,
+    state: DecodeState,
+    tree: types.TokenTree,
+    *,
+    drafter: types.BoundDrafter,
+    verifier: types.Verifier,
+    sampling: types.Sampling,
+) -> DecodeState:
+    """The second half: one target pass over the tree, the verdict, and what follows from it."""
+    live = state.live
+    _, verify_keys = _round_keys(rng_keys, state.length)
     emitted = state.length - state.prompt_length
-    tree = tree_lib.limit_depth(tree, sampling.max_new_tokens - emitted - 1)
 
     # Verify.
     outputs, block_kv = transformer.forward(
@@ -238,7 +268,7 @@ def decode_step(
     # Commit. The first `count` nodes of the path stay: all that was emitted but the last token, which is pending next.
     verdict = verdict.replace(num_accepted=count - 1)
     cache = kv.commit(state.cache, block_kv, verdict.path, count)
-    draft = drafter.update(params, draft, context, tree, outputs, verdict)
+    draft = drafter.update(params, state.draft, state.context, tree, outputs, verdict)
     produced_by = jnp.take_along_axis(verdict.path, jnp.maximum(count - 1, 0)[:, None], axis=1)
     features = tree_lib.along_path(outputs.features, produced_by)[:, 0]
 

@@ -15,6 +15,7 @@ from jspec import drafters, metrics, types
 from jspec import sampling as sampling_lib
 
 MIN_WIDTH = 64  # prompt widths grow in powers of two from here, so that lengths rarely compile anything
+MAX_SEED = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +44,17 @@ def row_keys(seed: int | Sequence[int], batch: int) -> jax.Array:
       batch: B.
 
     Raises:
-      ValueError: the number of seeds is not the number of rows.
+      ValueError: a seed outside [0, 2^32), or not one per row.
     """
-    if np.ndim(seed) == 0:
-        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seed), jnp.arange(batch))
-    if len(seed) != batch:
-        raise ValueError(f"seed has {len(seed)} entries for {batch} prompts")
-    return jax.vmap(jax.random.key)(jnp.asarray(seed))
+    seeds = np.asarray(seed)
+    if not np.issubdtype(seeds.dtype, np.integer) or seeds.min(initial=0) < 0 or seeds.max(initial=0) > MAX_SEED:
+        raise ValueError(f"seed {seed} is not a whole number in [0, {MAX_SEED}]")
+    seeds = seeds.astype(np.uint32)
+    if seeds.ndim == 0:
+        return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seeds), jnp.arange(batch))
+    if seeds.shape != (batch,):
+        raise ValueError(f"seed has shape {seeds.shape} for {batch} prompts")
+    return jax.vmap(jax.random.key)(jnp.asarray(seeds))
 
 
 def encode(

@@ -136,7 +136,7 @@ def param_shapes(config: TransformerConfig, dtype: Any = jnp.float32) -> dict:
 
 
 def init_params(rng_key: jax.Array, config: TransformerConfig, dtype: Any = jnp.float32) -> dict:
-    """Random parameters: matrices normal with variance 1 / fan-in, norms one, biases zero."""
+    """Random parameters: matrices normal with variance 1 / fan-in (1 for an untied embedding), norms one, biases zero."""
     shapes = param_shapes(config, dtype)
     leaves, treedef = jax.tree.flatten_with_path(shapes)
     keys = jax.random.split(rng_key, len(leaves))
@@ -147,7 +147,9 @@ def init_params(rng_key: jax.Array, config: TransformerConfig, dtype: Any = jnp.
             return jnp.ones(leaf.shape, dtype)
         if name.endswith("bias"):
             return jnp.zeros(leaf.shape, dtype)
-        scale = 1.0 if name == "embed" else 1.0 / math.sqrt(leaf.shape[-1])
+        # A tied head that large would make every token predict itself.
+        untied_embedding = name == "embed" and not config.tied_head
+        scale = 1.0 if untied_embedding else 1.0 / math.sqrt(leaf.shape[-1])
         return (scale * jax.random.normal(key, leaf.shape)).astype(dtype)
 
     return jax.tree.unflatten(treedef, [init(key, path, leaf) for key, (path, leaf) in zip(keys, leaves)])

@@ -22,7 +22,7 @@ DEFAULT_PREFIX_CHUNK = 1024
 # A matrix-vector product on a CPU: jax 0.10 is faster with the vector as a row, later versions 4 times slower.
 ONE_TOKEN_AS_ROW = jax.__version_info__ < (0, 11)
 
-# Token counts whose products are fast on a CPU; the ones between cost more than the next of these (9 tokens more than 16).
+# Token counts whose products are fast on a CPU; one in between costs more than the next of these (9 more than 16).
 FAST_COUNTS = (1, 2, 4, 8, 16)
 
 MASKED = -1e30  # finite: -inf would give NaN where a whole chunk is masked

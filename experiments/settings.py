@@ -1,0 +1,167 @@
+"""Settings that several kinds of run share: the target, the prompts, the methods, the sampling."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from experiments import prompt_sets
+from jspec import decode, generation, types
+from jspec import sampling as sampling_lib
+from jspec.models import config as model_config
+from jspec.models import transformer
+from jspec.weights import load, references
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomModel:
+    """A model of random weights whose tokens are bytes: for trying a config out, not for results.
+
+    Sizes as in `models.config.TransformerConfig`.
+    """
+
+    num_layers: int = 2
+    width: int = 64
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    ffn_size: int = 128
+    max_positions: int = 2048
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetSettings:
+    """The model to speed up: exactly one of `reference` and `random`.
+
+    reference: see `jspec.weights.references`.
+    sha256:    expected of the file.
+    random:    random weights.
+    dtype:     of parameters and cache.
+    """
+
+    reference: str | None = None
+    sha256: str | None = None
+    random: RandomModel | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self):
+        if (self.reference is None) == (self.random is None):
+            raise ValueError("target needs exactly one of reference and random")
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSettings:
+    """The prompts.
+
+    file:     a JSONL file (see `prompt_sets`); None means the project's own set.
+    tasks:    keep these; None keeps all.
+    per_task: keep the first so many of each; None keeps all.
+    chat:     put each into the target's chat template.
+    """
+
+    file: str | None = None
+    tasks: tuple[str, ...] | None = None
+    per_task: int | None = None
+    chat: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """One line of a results table.
+
+    name:     what it is called there.
+    drafter:  what proposes.
+    verifier: what decides.
+    """
+
+    name: str
+    drafter: types.Drafter
+    verifier: types.Verifier = decode.REJECTION
+
+
+@dataclasses.dataclass(frozen=True)
+class Filters:
+    """Cuts of the law, the same for target and draft; see `jspec.sampling`."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self):
+        sampling_lib.make(1, max_new_tokens=1, **vars(self))
+
+
+class ByteTokenizer:
+    """Text as its UTF-8 bytes, for random models."""
+
+    vocab_size = 256
+    stop_ids = ()
+
+    def encode(self, text: str) -> list[int]:
+        """Bytes of a text."""
+        return list(text.encode())
+
+    def chat(self, text: str, system: str | None = None) -> list[int]:
+        """No template: the turns one after the other."""
+        return self.encode("\n".join(filter(None, (system, text, ""))))
+
+    def decode(self, ids) -> str:
+        """Text of bytes; what is no UTF-8 shows as a replacement mark."""
+        return bytes(ids).decode(errors="replace")
+
+    def vocab(self) -> list[str]:
+        """One character a byte."""
+        return [chr(byte) for byte in range(256)]
+
+
+def check_target(settings: TargetSettings) -> None:
+    """Refuse a reference that cannot work, before anything is loaded or downloaded.
+
+    Raises:
+      ValueError, OSError, ImportError: what is wrong with it.
+    """
+    if settings.reference is not None:
+        references.check(settings.reference)
+
+
+def load_target(settings: TargetSettings) -> types.Target:
+    """The target.
+
+    Raises:
+      ValueError: the weights are not as expected.
+    """
+    dtype = jnp.dtype(settings.dtype)
+    if settings.reference is not None:
+        return load.load_target(settings.reference, sha256=settings.sha256, dtype=dtype)
+    random = settings.random
+    sizes = {key: value for key, value in vars(random).items() if key != "seed"}
+    config = model_config.TransformerConfig(
+        vocab_size=ByteTokenizer.vocab_size, head_size=random.width // random.num_heads, tied_head=True, **sizes
+    )
+    params = model_config.init_params(jax.random.key(random.seed), config, dtype)
+    name = f"random:{hashlib.sha256(repr(random).encode()).hexdigest()[:8]}"
+    return types.Target(transformer.Model(params, config), ByteTokenizer(), types.Provenance(name))
+
+
+def load_prompts(settings: PromptSettings) -> tuple[prompt_sets.Prompt, ...]:
+    """The prompts.
+
+    Raises:
+      ValueError, OSError: the file or a setting is bad.
+    """
+    return prompt_sets.load_prompts(settings.file, settings.tasks, settings.per_task)
+
+
+def encode(target: types.Target, prompts: tuple[prompt_sets.Prompt, ...], settings: PromptSettings) -> list[list[int]]:
+    """Token ids of prompts.
+
+    Raises:
+      ValueError: one of them is empty, or the target has no chat template.
+    """
+    return [
+        generation.encode(target, [prompt.prompt], chat=settings.chat, system=prompt.system)[0] for prompt in prompts
+    ]
