@@ -223,17 +223,22 @@ class _Runner:
         longest = int(np.argmax(np.asarray(first.lengths)))
         row = np.resize(ids[longest, : int(first.lengths[longest])], length)
         padded, lengths = generation.pad([row] * self._config.batch, max(first.padded.shape[1], length))
-        return {
-            temperature: costs.measure(
-                self._programs,
-                first.keys,
-                jnp.asarray(padded),
-                jnp.asarray(lengths),
-                sampling=self._sampling(temperature, self._config.max_new_tokens),
-                capacity=self._capacity,
-            )
-            for temperature in temperatures
-        }
+        measured = {}
+        for temperature in temperatures:
+            sampling = self._sampling(temperature, self._config.max_new_tokens)
+            parts = {
+                name: costs.Part(
+                    program,
+                    first.keys,
+                    jnp.asarray(padded),
+                    jnp.asarray(lengths),
+                    sampling=sampling,
+                    capacity=self._capacity,
+                )
+                for name, program in self._programs.items()
+            }
+            measured[temperature] = costs.measure(parts)
+        return measured
 
 
 def _methods(config: Benchmark) -> list[settings.Method]:

@@ -22,9 +22,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import jax
+
 import jspec
 from experiments import records, run_folder, tables
 from jspec import config as config_lib
+from jspec.weights import references
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -39,6 +42,7 @@ def run(
     description: str,
     argv: Sequence[str] | None = None,
     registries: config_lib.Registries | None = None,
+    default: str | None = None,
 ) -> int:
     """Run a script. Returns its exit code.
 
@@ -48,13 +52,15 @@ def run(
       description: for `--help`; a module's docstring.
       argv: arguments; None means the process's.
       registries: as for `jspec.config.load`.
+      default: the config to use when none is named.
     """
     config = None
     try:
-        args = _parse_args(description, argv)
+        args = _parse_args(description, argv, default)
         config = _with_folder(
             config_lib.load(config_class, args.config, args.overrides, registries), args.config, registries
         )
+        _keep_compiled_programs()
         document = main(config)
         print(json.dumps(document, allow_nan=False), flush=True)
         return 0
@@ -126,11 +132,22 @@ class _Parser(argparse.ArgumentParser):
         raise config_lib.ConfigError(f"{message} (usage: {self.prog} CONFIG [dotted.key=value ...])")
 
 
-def _parse_args(description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+def _parse_args(description: str, argv: Sequence[str] | None, default: str | None) -> argparse.Namespace:
     parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", metavar="CONFIG", help="a YAML file, see configs/")
+    text = "a YAML file, see configs/" + (f"; default {default}" if default else "")
+    parser.add_argument("config", metavar="CONFIG", nargs="?" if default else None, help=text)
     parser.add_argument("overrides", metavar="dotted.key=value", nargs="*", help="settings to change: drafter.gamma=7")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if default and (args.config is None or "=" in args.config):  # overrides alone
+        args.overrides = [item for item in (args.config, *args.overrides) if item is not None]
+        args.config = default
+    return args
+
+
+def _keep_compiled_programs() -> None:
+    """Let the next process find what this one compiles, unless the user chose a place for it."""
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(references.cache_folder() / "compiled"))
 
 
 def _with_folder(config: Any, path: str, registries: config_lib.Registries | None) -> Any:

@@ -91,7 +91,8 @@ def load(
     keys = {}
     for override in overrides:
         keys[_override(content, override)] = override
-    reader = _Reader(default_registries() if registries is None else registries)
+    texts = {key: override.partition("=")[2] for key, override in keys.items()}
+    reader = _Reader(default_registries() if registries is None else registries, texts)
     config = reader.read(cls, _resolve(content, path), ())
     _raise_faults(reader.faults, str(path), keys)
     return config
@@ -161,8 +162,9 @@ class _Fault:
 class _Reader:
     """Walks plain data along a dataclass's annotations and collects every fault on the way."""
 
-    def __init__(self, registries: Registries):
+    def __init__(self, registries: Registries, texts: Mapping[tuple, str] | None = None):
         self.registries = registries
+        self.texts = texts or {}  # path -> the value of an override as it was typed
         self.kinds = _kinds(registries)
         self.faults: list[_Fault] = []
 
@@ -273,6 +275,9 @@ class _Reader:
 
     def _read_leaf(self, annotation: Any, value: Any, path: tuple, others: tuple[str, ...] = ()) -> Any:
         """Let pydantic check a value. `others` describes what else would have been welcome at this place."""
+        typed = self.texts.get(tuple(map(str, path)))
+        if typed is not None and value is not None and str in (_bare(annotation), *typing.get_args(annotation)):
+            value = typed  # a sentence with a colon reads as a YAML mapping, a number as a number
         try:
             text = json.dumps(value)
         except TypeError:

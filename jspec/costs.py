@@ -45,65 +45,58 @@ _propose_jit = jax.jit(
 _verify_jit = jax.jit(decode.verify_and_commit, static_argnames=("drafter", "verifier"), donate_argnames="state")
 
 
-def measure(
-    programs: dict[str, Program],
-    rng_keys: jax.Array,
-    prompts: jax.Array,
-    prompt_lengths: jax.Array,
-    *,
-    sampling: types.Sampling,
-    capacity: int,
-    rounds: int = 10,
-) -> dict[str, Costs]:
-    """Time the parts of every method in turns.
+class Part:
+    """One method's round, cut in two, behind a real prefill. Each call consumes the state of the one before."""
 
-    Args:
-      programs: by name.
-      rng_keys: `[B]`.
-      prompts: `[B, W]`; as long as prompt and half an answer, since the parts are timed at their length.
-      prompt_lengths: `[B]`.
-      sampling: settings per row; its budgets must leave room for a few tokens a round.
-      capacity: S.
-      rounds: timed calls of each part.
-    """
+    def __init__(
+        self,
+        program: Program,
+        rng_keys: jax.Array,
+        prompts: jax.Array,
+        prompt_lengths: jax.Array,
+        *,
+        sampling: types.Sampling,
+        capacity: int,
+    ):
+        self._program, self._rng_keys, self._sampling = program, rng_keys, sampling
+        self._state = decode.prefill_jit(
+            program.params,
+            rng_keys,
+            prompts,
+            prompt_lengths,
+            drafter=program.drafter,
+            sampling=sampling,
+            capacity=capacity,
+        )
+        self.draft()
 
-    class Part:  # keeps the state between calls, since each call consumes the one before
-        def __init__(self, program: Program):
-            self.program = program
-            self.state = decode.prefill_jit(
-                program.params,
-                rng_keys,
-                prompts,
-                prompt_lengths,
-                drafter=program.drafter,
-                sampling=sampling,
-                capacity=capacity,
-            )
-            self.tree, self.state = self._propose()
+    def draft(self) -> types.TokenTree:
+        """Propose."""
+        program = self._program
+        self._tree, self._state = _propose_jit(
+            program.params, self._rng_keys, self._state, self._sampling, program.drafter
+        )
+        return self._tree
 
-        def _propose(self):
-            return _propose_jit(self.program.params, rng_keys, self.state, sampling, self.program.drafter)
+    def verify(self) -> jax.Array:
+        """Verify the last proposal and commit. Returns the lengths."""
+        program = self._program
+        state = _verify_jit(
+            program.params,
+            self._rng_keys,
+            self._state,
+            self._tree,
+            drafter=program.drafter,
+            verifier=program.verifier,
+            sampling=self._sampling,
+        )
+        # A stop id must not end the measurement.
+        self._state = state.replace(finish_reason=jnp.full_like(state.finish_reason, decode.RUNNING))
+        return self._state.length
 
-        def draft(self):
-            self.tree, self.state = self._propose()
-            return self.tree
 
-        def verify(self):
-            program = self.program
-            self.state = _verify_jit(
-                program.params,
-                rng_keys,
-                self.state,
-                self.tree,
-                drafter=program.drafter,
-                verifier=program.verifier,
-                sampling=sampling,
-            )
-            # A stop id must not end the measurement.
-            self.state = self.state.replace(finish_reason=jnp.full_like(self.state.finish_reason, decode.RUNNING))
-            return self.state.length
-
-    parts = {name: Part(program) for name, program in programs.items()}
+def measure(parts: dict[str, Part], rounds: int = 10) -> dict[str, Costs]:
+    """Time the parts of every method in turns, `rounds` calls of each."""
     calls = {}
     for name, part in parts.items():
         calls[name, "draft"] = part.draft

@@ -136,7 +136,7 @@ def param_shapes(config: TransformerConfig, dtype: Any = jnp.float32) -> dict:
 
 
 def init_params(rng_key: jax.Array, config: TransformerConfig, dtype: Any = jnp.float32) -> dict:
-    """Random parameters: matrices normal with variance 1 / fan-in (1 for an untied embedding), norms one, biases zero."""
+    """Random parameters: normal matrices of variance 1 / fan-in (1 for an untied embedding), norms one, biases zero."""
     shapes = param_shapes(config, dtype)
     leaves, treedef = jax.tree.flatten_with_path(shapes)
     keys = jax.random.split(rng_key, len(leaves))
