@@ -276,7 +276,7 @@ class _Reader:
     def _read_leaf(self, annotation: Any, value: Any, path: tuple, others: tuple[str, ...] = ()) -> Any:
         """Let pydantic check a value. `others` describes what else would have been welcome at this place."""
         typed = self.texts.get(tuple(map(str, path)))
-        if typed is not None and value is not None and str in (_bare(annotation), *typing.get_args(annotation)):
+        if typed is not None and value is not None and _takes_text(annotation):
             value = typed  # a sentence with a colon reads as a YAML mapping, a number as a number
         try:
             text = json.dumps(value)
@@ -313,6 +313,12 @@ class _Reader:
 
 def _bare(annotation: Any) -> Any:
     return typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+
+
+def _takes_text(annotation: Any) -> bool:
+    bare = _bare(annotation)
+    union = typing.get_origin(bare) in (typing.Union, python_types.UnionType)
+    return bare is str or (union and str in typing.get_args(bare))
 
 
 def _is_registry(annotation: Any, registries: Registries) -> bool:

@@ -43,7 +43,8 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     if jax.default_backend() != "cpu":
         y = flat @ weight.T
     elif flat.shape[0] == 1:
-        y = flat @ weight.T if ONE_TOKEN_AS_ROW else (weight @ flat[0])[None]
+        row = jax.lax.optimization_barrier(flat)
+        y = jax.lax.optimization_barrier(row @ weight.T if ONE_TOKEN_AS_ROW else (weight @ row[0])[None])
     else:
         count = flat.shape[0]
         fast = next((size for size in FAST_COUNTS if size >= count), count)

@@ -58,7 +58,7 @@ def test_definitions_stand_under_the_table(make_record):
     markdown = tables.results_table([make_record()])
     below = markdown.split("|\n\n")[1]
     assert "tau: tokens emitted per target call, the corrected or bonus token included" in below
-    assert "speedup: tokens per second over autoregressive decoding" in below and "ratio of totals" in below
+    assert "speedup: tokens/s over those of autoregressive decoding" in below and "ratio of totals" in below
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,294 @@
+"""What holds for every drafter: each test runs on each row of the common table."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import decode, drafters, metrics, types
+from tests import common_table, laws, reference, running, tiny
+
+pytestmark = pytest.mark.usefixtures("small_programs")
+
+PROMPTS = list(tiny.PROMPTS)
+TEXTS = [tiny.greedy(prompt) for prompt in PROMPTS]
+
+# Sampled rows beside greedy ones, with and without filters.
+MIXED = {
+    "temperature": [0, 1.0, 0.7, 1.3, 0, 1.0, 2.0, 0.5],
+    "top_k": [0, 0, 5, 0, 3, 0, 20, 0],
+    "top_p": [1.0, 1.0, 0.8, 1.0, 0.9, 1.0, 1.0, 0.9],
+    "min_p": [0, 0, 0, 0.1, 0, 0, 0, 0],
+}
+PLAIN = {"temperature": [0, 1.0, 0, 1.3, 0, 1.0, 2.0, 0.5]}
+
+
+@functools.cache
+def decoder(name: str) -> running.Decoder:
+    """The row's decoder on fixture R."""
+    target, row = tiny.random_target(), common_table.ROWS[name]
+    bound, draft = row.build(target, tiny.noisy_twin(), common_table.random_table())
+    return running.Decoder(target, bound, draft)
+
+
+@functools.cache
+def greedy_rows(name: str) -> list[running.Generated]:
+    return decoder(name)(PROMPTS)
+
+
+@pytest.fixture(params=common_table.ROWS)
+def name(request):
+    return request.param
+
+
+def pick(settings: dict, order) -> dict:
+    return {name: [values[i] for i in order] for name, values in settings.items()}
+
+
+def test_every_registered_drafter_has_a_row():
+    assert {row.kind for row in common_table.ROWS.values()} - {None} == drafters.REGISTRY.keys()
+
+
+def test_greedy_text_is_that_of_the_uncached_loop(name):
+    # The longest prompt and its budget fill the cache to the last slot.
+    assert max(map(len, PROMPTS)) + tiny.NUM_NEW == decoder(name).capacity
+    assert [row.text for row in greedy_rows(name)] == TEXTS
+    assert {row.finish for row in greedy_rows(name)} == {"length"}
+
+
+def test_statistics_are_those_of_the_rounds_walked_by_hand(name):
+    row = common_table.ROWS[name]
+    if row.propose is None:
+        pytest.skip("no reference for its proposals")
+    propose = row.propose(tiny.noisy_twin(), common_table.random_table())
+    for prompt, text, got in zip(PROMPTS, TEXTS, greedy_rows(name)):
+        check_rounds(got, reference.speculate(prompt, text, propose, len(got.offered)))
+
+
+def check_rounds(got: running.Generated, expected: reference.Rounds):
+    assert got.accepted == expected.accepted
+    for field in running.ACCEPTANCE:
+        assert np.array_equal(getattr(got, field.name), getattr(expected, field.name)), field.name
+
+
+@pytest.mark.parametrize("settings", [{}, MIXED], ids=["greedy", "mixed"])
+def test_statistics_agree_with_the_text(name, settings):
+    for got in decoder(name)(PROMPTS, **settings):
+        assert got.origins[0] == "prefill" and "prefill" not in got.origins[1:] and "prompt" not in got.origins
+        # No stop ids: each round ends with one token that was not drafted.
+        assert len(got.text) - 1 == sum(origin == "accepted" for origin in got.origins) + got.rounds
+        assert got.histogram == np.bincount(got.accepted, minlength=len(got.histogram)).tolist()
+        assert sum(got.histogram) == got.rounds == len(got.accepted)
+        assert sum(i * n for i, n in enumerate(got.histogram)) <= sum(got.tested) <= sum(got.offered) <= got.drafted
+        # A round that offered nothing is marked so.
+        undrafted = sum(origin == "undrafted" for origin in got.origins)
+        assert undrafted == got.rounds - (got.offered[0] if got.offered else 0)
+
+
+def test_permuting_rows_permutes_results(name):
+    order = [3, 7, 0, 5, 1, 6, 2, 4]
+    straight = decoder(name)(PROMPTS, **MIXED)
+    permuted = decoder(name)([PROMPTS[i] for i in order], seeds=order, **pick(MIXED, order))
+    assert permuted == [straight[i] for i in order]
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, PLAIN, MIXED], ids=["greedy mates", "plain mates", "mixed mates"])
+def test_a_row_does_not_depend_on_its_mates(name, settings):
+    """DEV-12, DEV-14: the same row among greedy, sampled and filtered mates, longer or shorter, ending early or late."""
+    place, row = 2, {"temperature": 0.9}
+    alone = decoder(name)([PROMPTS[5]], seeds=[11], **row)[0]
+    settings = {name: list(np.broadcast_to(values, 8)) for name, values in settings.items()}
+    settings["temperature"][place] = row["temperature"]
+    for filter_name, neutral in (("top_k", 0), ("top_p", 1.0), ("min_p", 0)):
+        settings.setdefault(filter_name, [neutral] * 8)[place] = neutral
+    prompts = [PROMPTS[i] for i in (7, 0, 5, 6, 1, 4, 2, 3)]
+    got = decoder(name)(prompts, seeds=[1, 2, 11, 3, 4, 5, 6, 7], max_new_tokens=[1, 24, 24, 3, 24, 9, 24, 2], **settings)
+    assert got[place] == alone
+    for i in (1, 4):  # greedy among sampled rows
+        if settings["temperature"][i] == 0:
+            assert got[i].text == tiny.greedy(prompts[i])
+
+
+def solo_rows(name):
+    mixed = decoder(name)(PROMPTS, **MIXED)
+    alone = dataclasses.replace(decoder(name), batch=1)
+    for i, prompt in enumerate(PROMPTS):
+        for batched, settings in ((greedy_rows(name)[i], {}), (mixed[i], pick(MIXED, [i]))):
+            (row,), (landed,) = alone.stream([prompt], seeds=[i], **settings)
+            assert row == batched
+            # What streams out is the text, block by block; prefill's token comes first.
+            assert sum(landed, []) == row.text and len(landed[0]) == 1
+            assert [len(block) - 1 for block in landed[1:]] == row.accepted
+
+
+REGISTERED = [name for name, row in common_table.ROWS.items() if row.kind is not None]
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_streaming_a_row_alone_gives_what_the_batch_gave(name):
+    """Tokens, counts and origins: `stream` at batch 1 equals `decode` at batch 8."""
+    solo_rows(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(common_table.ROWS.keys() - REGISTERED))
+def test_streaming_a_test_drafters_row_alone_gives_what_the_batch_gave(name):
+    solo_rows(name)
+
+
+def truncate(text, stop_ids):
+    """The right answer for stop ids: up to and including the first."""
+    ends = [i for i, token in enumerate(text) if token in stop_ids]
+    return (text[: ends[0] + 1], "stop") if ends else (text, "length")
+
+
+def test_the_first_stop_id_ends_the_text_wherever_it_falls_in_a_block(name):
+    """DEV-08: stop id G[j] for every j of every row, alone or in a list with a later one and an id that never comes."""
+    for j in range(tiny.NUM_NEW):
+        lists = [[text[j]] if j % 2 else [text[(j + 3) % 24], text[j], 62] for text in TEXTS]
+        for got, text, prompt, stops in zip(decoder(name)(PROMPTS, stop_ids=lists), TEXTS, PROMPTS, lists):
+            expected, finish = truncate(text, stops)
+            assert (got.text, got.finish) == (expected, finish)
+            row = common_table.ROWS[name]
+            if row.propose is not None and j in (2, 5, 11):
+                propose = row.propose(tiny.noisy_twin(), common_table.random_table())
+                check_rounds(got, reference.speculate(prompt, expected, propose, len(got.offered), tiny.NUM_NEW))
+            metrics.summarize(running_acceptance(got), np.array([len(got.text)]))
+
+
+def running_acceptance(got):
+    return types.Acceptance(**{field.name: np.array([getattr(got, field.name)]) for field in running.ACCEPTANCE})
+
+
+def test_a_stop_id_beats_the_budget_in_the_same_block(name):
+    """DEV-09: with the budget at the stop token it is a stop, one token before it is the length."""
+    places = [next(j for j in range(4, 24) if text[j] not in text[:j]) for text in TEXTS]
+    stops = [[text[j]] for text, j in zip(TEXTS, places)]
+    for slack, finish in ((3, "stop"), (1, "stop"), (0, "length")):
+        rows = decoder(name)(PROMPTS, stop_ids=stops, max_new_tokens=[j + slack for j in places])
+        assert [row.text for row in rows] == [text[: j + min(slack, 1)] for text, j in zip(TEXTS, places)]
+        assert {row.finish for row in rows} == {finish}
+
+
+def test_budgets_are_kept_to_the_token(name):
+    """DEV-10: with r tokens of budget left at most r - 1 drafts are offered, and only those count."""
+    for budgets in ([1, 2, 3, 4, 5, 6, 7, 8], [2, 1, 4, 3, 6, 5, 23, 24]):
+        rows = decoder(name)(PROMPTS, max_new_tokens=budgets)
+        assert [row.text for row in rows] == [text[:n] for text, n in zip(TEXTS, budgets)]
+        assert {row.finish for row in rows} == {"length"}
+        row = common_table.ROWS[name]
+        for got, prompt, budget in zip(rows, PROMPTS, budgets):
+            assert (budget > 1) or (got.rounds, got.drafted) == (0, 0)
+            if row.propose is not None:
+                propose = row.propose(tiny.noisy_twin(), common_table.random_table())
+                check_rounds(got, reference.speculate(prompt, got.text, propose, len(got.offered)))
+
+
+def test_what_stands_behind_a_prompt_is_ignored(name):
+    """DEV-13: padding is known by the length, not by its value, even when the padding id ends the text."""
+    random_padding = np.random.default_rng(0).integers(0, tiny.VOCAB, (8, decoder(name).width))
+    for padding in (7, random_padding):
+        rows = decoder(name)(PROMPTS, padding=padding, stop_ids=[7])
+        assert [(row.text, row.finish) for row in rows] == [truncate(text, [7]) for text in TEXTS]
+
+
+def test_other_values_compile_nothing(name):
+    """DEV-18: prompts, lengths, temperatures, filters, stop ids, budgets and keys are data."""
+    decoder(name)(PROMPTS)
+    before = decode.prefill_jit._cache_size(), decode.run_jit._cache_size()
+    decoder(name)(PROMPTS[::-1], seeds=range(50, 58), stop_ids=[[1, 2, 3], [5]] * 4, max_new_tokens=7, **MIXED)
+    decoder(name)([(1, 2, 3, 4, 5), (1,) * 6, (2,) * 7], temperature=np.float64(0.3), top_k=np.int64(3))
+    assert (decode.prefill_jit._cache_size(), decode.run_jit._cache_size()) == before
+
+
+# The law of the text (DEV-06). Target and draft are Markov chains, so the law of the next three tokens is a product of
+# (filtered) transition probabilities, whatever the drafter proposes. Every row of a large batch is one sample.
+
+P = np.array([[0.1, 0.6, 0.2, 0.1], [0.3, 0.1, 0.3, 0.3], [0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1]])
+Q = np.array([[0.4, 0.2, 0.2, 0.2], [0.1, 0.4, 0.4, 0.1], [0.7, 0.1, 0.1, 0.1], [0.25, 0.25, 0.25, 0.25]])
+# The same draft with two more tokens that the target lacks, one of which it prefers by far (DEV-15): cut, it is Q.
+WIDE_Q = np.block([[0.1 * Q, np.full((4, 1), 0.01), np.full((4, 1), 0.89)], [np.full((2, 6), 1 / 6)]])
+
+# (prompt, settings) of each part of the batch.
+PARTS = (
+    ((0,), {"temperature": 1.0}),
+    ((3,), {"temperature": 1.0}),
+    ((0,), {"temperature": 0.7, "top_k": 3, "top_p": 0.8}),
+    ((0,), {"temperature": 1.0, "min_p": 0.4}),
+    ((0,), {"temperature": 0.0}),
+)
+SAMPLES = 4096  # rows of each part
+
+
+def law_decoder(name: str, **changes) -> running.Decoder:
+    """The row's decoder on fixture B; `changes` are entries of the draft's parameters."""
+    target, draft = tiny.bigram(np.log(P)), tiny.bigram(np.log(WIDE_Q))
+    bound, params = common_table.ROWS[name].build(target, draft, np.log(Q))
+    params = params | changes if changes else params
+    return running.Decoder(target, bound, params, batch=SAMPLES * len(PARTS), width=1, capacity=6, max_new=5, chunk=1)
+
+
+@functools.cache
+def law_output(name: str, **changes):
+    """`[rows, 5]` new tokens and their origins."""
+    settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0}
+    settings = {
+        key: [value for _, part in PARTS for value in [part.get(key, neutral)] * SAMPLES] for key, neutral in settings.items()
+    }
+    args, kwargs = law_decoder(name, **changes).arguments([prompt for prompt, _ in PARTS for _ in range(SAMPLES)], **settings)
+    output = decode.decode(*args, **kwargs)
+    assert (np.asarray(output.lengths) == 6).all()
+    return np.asarray(output.tokens)[:, 1:], np.asarray(output.origin)[:, 1:]
+
+
+def law_p_values(name: str, **changes) -> list[float]:
+    """How well the first three new tokens of each part follow their exact law."""
+    tokens, _ = law_output(name, **changes)
+    values = []
+    for part, ((start,), settings) in enumerate(PARTS):
+        transitions = np.stack([laws.filtered(row, **settings) for row in P])
+        got = tokens[part * SAMPLES : (part + 1) * SAMPLES, :3]
+        values.append(laws.p_value(laws.count(got, 4), laws.joint(transitions, start, 3)))
+    return values
+
+
+def test_the_text_follows_the_targets_law(name):
+    """T = 1; T = 0.7 with top-k and top-p; min-p; greedy rows beside them. See `laws.FALSE_ALARM`."""
+    assert min(law_p_values(name)) > laws.FALSE_ALARM
+
+
+@pytest.mark.parametrize(
+    "mistake,parts",
+    [
+        ("argmax", [0, 1, 2, 3]),  # DEV-05: likeliest token, judged as if it had been drawn
+        ("raw", [2, 3]),  # DEV-06: drawn under the filters, judged without; only filtered rows can show it
+        ("joint", [0, 1]),  # drawn without replacement, judged as if drawn with it
+    ],
+)
+def test_wrong_draft_laws_are_noticed(mistake, parts):
+    values = law_p_values("sampled without replacement", **{mistake: jnp.asarray(True)})
+    assert [i for i in range(4) if values[i] < laws.FALSE_ALARM][: len(parts)] == parts, values
+    assert values[4] == 1.0  # greedy rows forgive every draft law
+
+
+def test_token_laws_and_acceptance_of_a_known_chain():
+    """DEV-06. Prefill emits the first token, so the round that starts at token 0 is the first of rows that continue 3 with 0."""
+    assert np.allclose(np.linalg.matrix_power(P, 2)[0], [0.31, 0.18, 0.26, 0.25])
+    assert np.allclose(np.linalg.matrix_power(P, 3)[0], [0.325, 0.294, 0.206, 0.175])
+    assert np.isclose(laws.accepted_law(P, Q, 0, 3) @ np.arange(4), 1.1435)
+
+    tokens, origins = law_output("standard")
+    accepted = np.logical_and.accumulate(origins[:, 1:] == decode.ACCEPTED, axis=1)[:, :3].sum(axis=1)
+    # With 5 tokens of budget the first round offers 3 drafts of 4.
+    after_zero = slice(0, SAMPLES)
+    for place, law in enumerate(([0.1, 0.6, 0.2, 0.1], [0.31, 0.18, 0.26, 0.25], [0.325, 0.294, 0.206, 0.175])):
+        assert laws.follows(np.bincount(tokens[after_zero, place], minlength=4), law)
+    shifted = P[0] @ [laws.accepted_law(P, Q, x, 3) for x in range(4)]
+    assert laws.follows(np.bincount(accepted[after_zero], minlength=4), shifted)
+    after_three = slice(SAMPLES, 2 * SAMPLES)
+    starts_at_zero = accepted[after_three][tokens[after_three, 0] == 0]
+    assert laws.follows(np.bincount(starts_at_zero, minlength=4), laws.accepted_law(P, Q, 0, 3))
