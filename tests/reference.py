@@ -192,3 +192,55 @@ def lookup(tokens: Sequence[int], gamma: int, max_ngram: int = 3, min_ngram: int
             end = ends[-1] if prefer == "recent" else ends[0]
             return tokens[end : end + gamma]
     return []
+
+
+# Multi-round rejection down a tree (SpecInfer, EAGLE, Sequoia).
+
+
+def residual(target, draft):
+    """norm((p - q)+), or p where nothing is left. Exact for fractions."""
+    left = [max(p - q, 0) for p, q in zip(target, draft)]
+    total = sum(left)
+    return [x / total for x in left] if total > 0 else list(target)
+
+
+def walk(tokens, parents, draft_laws, target_laws, uniforms):
+    """One walk with given uniforms, one per node.
+
+    Returns:
+      The accepted nodes, the root first, and the law of the token that follows.
+    """
+    path, law = [0], target_laws[0]
+    while True:
+        for child in (i for i in range(len(tokens)) if parents[i] == path[-1]):
+            token, draft = tokens[child], draft_laws[child]
+            if uniforms[child] * draft[token] < law[token]:
+                path.append(child)
+                law = target_laws[child]
+                break
+            law = residual(law, draft)
+        else:
+            return path, law
+
+
+def walk_law(tokens, parents, draft_laws, target_laws):
+    """Every outcome of the walk and its probability: {(accepted tokens..., next token): probability}."""
+    outcomes = {}
+
+    def visit(node, law, siblings, prefix, weight):
+        if not weight:
+            return
+        if not siblings:
+            for token, p in enumerate(law):
+                if p:
+                    outcomes[(*prefix, token)] = outcomes.get((*prefix, token), 0) + weight * p
+            return
+        child, *rest = siblings
+        token, draft = tokens[child], draft_laws[child]
+        accept = min(1, law[token] / draft[token]) if draft[token] else int(law[token] > 0)
+        visit(child, target_laws[child], children(child), (*prefix, token), weight * accept)
+        visit(node, residual(law, draft), rest, prefix, weight * (1 - accept))
+
+    children = lambda node: [i for i in range(len(tokens)) if parents[i] == node]
+    visit(0, target_laws[0], children(0), (), 1)
+    return outcomes

@@ -111,14 +111,14 @@ class SampledTree(base.Bound):
                 logits = draft["logits"][tokens[jnp.maximum(parent, 0)]]
                 full = sampling_lib.law(logits, row, filtered)
                 elder = (parents == parent) & (order < node)
-                taken = jnp.zeros(size, bool).at[jnp.where(elder, tokens, size)].set(True, mode="drop")
-                left = jnp.where(taken & ~draft["replace"], 0, full)
+                taken = jnp.zeros(size, bool).at[jnp.where(elder, tokens, size)].set(True, mode="drop") & ~draft["replace"]
+                left = jnp.where(taken, 0, full)
                 # A law with nothing left gives no child, and a node that is none has no children.
                 there = (parent >= 0) & (jnp.sum(left) > 0) & (parents[jnp.maximum(parent, 0)] != tree_lib.PADDING)
-                law = left / jnp.maximum(jnp.sum(left), 1e-30)
-                token = jnp.argmax(jnp.log(law) + jnp.where(draft["argmax"], 0, noise[node]))
-                law = jnp.where(draft["joint"], full, law)
-                law = jnp.where(draft["raw"], jax.nn.softmax(logits), law)
+                token = jnp.argmax(jnp.log(left) + jnp.where(draft["argmax"], 0, noise[node]))
+                carried = jnp.where(draft["raw"], jax.nn.softmax(logits), full)
+                carried = jnp.where(taken & ~draft["joint"], 0, carried)
+                law = carried / jnp.maximum(jnp.sum(carried), 1e-30)
                 parents = parents.at[node].set(jnp.where(there, parent, tree_lib.PADDING))
                 return tokens.at[node].set(token), parents, laws.at[node].set(law)
 

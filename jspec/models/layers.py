@@ -112,7 +112,7 @@ def rope_tables(config: model_config.TransformerConfig, positions: jax.Array) ->
     frequencies, scale = rope_frequencies(config)
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     tables = lambda: (jnp.cos(angles) * scale, jnp.sin(angles) * scale)
-    if jax.default_backend() != "cpu" or angles.size == angles.shape[-1]:
+    if jax.default_backend() != "cpu":
         return tables()
     # The CPU compiler would compute them again in every layer, for every head; the result of a loop it has to keep.
     once = jnp.minimum(jnp.max(positions) + 1, 1)
@@ -201,7 +201,11 @@ def attention(
         old, new = jnp.exp(top - both), jnp.exp(new_top - both)
         return mixed * old + new_mixed * new, both, total * old + new_total * new
 
-    carry = _partial_attention(query, *block, block_visible)
+    if block[0].shape[2] == 1:  # a token alone sees itself: no softmax, and none of its small operations
+        top = jnp.sum(query * block[0], axis=-1, keepdims=True, dtype=jnp.float32)
+        carry = jnp.broadcast_to(block[1].astype(jnp.float32), query.shape), top, jnp.ones_like(top)
+    else:
+        carry = _partial_attention(query, *block, block_visible)
     mixed, _, total = jax.lax.fori_loop(first, (last + chunk - 1) // chunk, add_chunk, carry)
     out = (mixed / total).astype(query.dtype)
     out = out.reshape(batch, kv_heads, length, heads // kv_heads, size).transpose(0, 2, 1, 3, 4)
