@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import hashlib
 from typing import Literal
@@ -116,6 +117,25 @@ class ByteTokenizer:
     def vocab(self) -> list[str]:
         """One character a byte."""
         return [chr(byte) for byte in range(256)]
+
+    def stream_decoder(self) -> ByteStreamDecoder:
+        """Text of bytes as they come."""
+        return ByteStreamDecoder()
+
+
+class ByteStreamDecoder:
+    """What `weights.tokenizer.StreamDecoder` is for real tokens: never half a character."""
+
+    def __init__(self):
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, ids) -> str:
+        """Text that is complete with these bytes."""
+        return self._decoder.decode(bytes(ids))
+
+    def finish(self) -> str:
+        """What is left."""
+        return self._decoder.decode(b"", final=True)
 
 
 def check_target(settings: TargetSettings) -> None:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec import drafters, types
-from tests import reference, tiny, toy_drafters
+from tests import reference, running, tiny, toy_drafters
 
 GAMMA = 4
 
@@ -112,3 +112,10 @@ def random_table() -> np.ndarray:
         text = [prompt[-1], *tiny.greedy(prompt)]
         np.add.at(table, (text[:-1], text[1:]), 2.5)
     return table
+
+
+@functools.cache
+def decoder(name: str) -> running.Decoder:
+    """The row's decoder on fixture R."""
+    target = tiny.random_target()
+    return running.Decoder(target, *ROWS[name].build(target, tiny.noisy_twin(), random_table()))

@@ -7,7 +7,7 @@ batches are filled up, and what differs between two tests (temperatures, stop id
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -118,6 +118,24 @@ class Decoder:
         """`decode`; settings as in `arguments`."""
         args, kwargs = self.arguments(prompts, **settings)
         return split(decode.decode(*args, **kwargs), list(map(len, prompts)))
+
+    def states(self, prompts: Sequence[Sequence[int]], **settings) -> Iterator[decode.DecodeState]:
+        """The state after prefill and after every round, as NumPy arrays."""
+        args, kwargs = self.arguments(prompts, **settings)
+        common = {name: kwargs[name] for name in ("drafter", "sampling")}
+        state = decode.prefill_jit(*args, **common, capacity=self.capacity, chunk=self.chunk)
+        while True:
+            yield jax.tree.map(np.array, state)
+            if not state.live.any():
+                return
+            state = decode.step_jit(*args[:2], state, verifier=self.verifier, **common)
+
+    def last_state(self, prompts: Sequence[Sequence[int]], **settings) -> decode.DecodeState:
+        """The state that `decode` ends in."""
+        args, kwargs = self.arguments(prompts, **settings)
+        common = {name: kwargs[name] for name in ("drafter", "sampling")}
+        state = decode.prefill_jit(*args, **common, capacity=self.capacity, chunk=self.chunk)
+        return jax.tree.map(np.array, decode.run_jit(*args[:2], state, verifier=self.verifier, **common))
 
     def stream(self, prompts: Sequence[Sequence[int]], **settings) -> tuple[list[Generated], list[list[list[int]]]]:
         """`stream`: the rows, and for each row the blocks of tokens as they landed."""

@@ -27,12 +27,7 @@ MIXED = {
 PLAIN = {"temperature": [0, 1.0, 0, 1.3, 0, 1.0, 2.0, 0.5]}
 
 
-@functools.cache
-def decoder(name: str) -> running.Decoder:
-    """The row's decoder on fixture R."""
-    target, row = tiny.random_target(), common_table.ROWS[name]
-    bound, draft = row.build(target, tiny.noisy_twin(), common_table.random_table())
-    return running.Decoder(target, bound, draft)
+decoder = common_table.decoder
 
 
 @functools.cache

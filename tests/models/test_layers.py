@@ -51,10 +51,10 @@ def test_other_scalings_worked_by_hand():
             base * [1, 0.5 + 0.5 / 4, 1 / 4, 1 / 4],
             1.138629,
         ),
-        # Without rounding the ramp ends at 1.0082 (from 0): pair 1 is 0.9919 divided.
+        # Without rounding the ramp ends at 1.00800, so pair 1 is 0.99206 on its way.
         (
             model_config.RopeScaling("yarn", 4.0, original_max_position=64, truncate=False, attention_factor=1.5),
-            base * [1, 1 - 0.75 / 1.00816, 1 / 4, 1 / 4],
+            base * [1, 1 - 0.75 / 1.008, 1 / 4, 1 / 4],
             1.5,
         ),
     ):

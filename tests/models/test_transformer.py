@@ -224,7 +224,6 @@ def test_the_first_layers_of_a_model():
 @pytest.mark.parametrize("name", ["llama", "others"])
 def test_the_shipped_chunk_over_a_long_prefix(monkeypatch, name):
     """More than two steps of the real loop over the prefix, at full optimisation, from a capacity that is no multiple of it."""
-    monkeypatch.undo()
     monkeypatch.setattr(layers, "PREFIX_CHUNK", SHIPPED_CHUNK)
     jax.config.update("jax_disable_most_optimizations", False)
     try:

@@ -1,0 +1,193 @@
+"""The benchmark on random weights: the whole way from config to table, interruption, and every early refusal."""
+
+import dataclasses
+import json
+import pathlib
+import types as python_types
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import benchmark, cli, greedy_check, records, settings
+from jspec import generation, metrics
+
+DEBUG = str(pathlib.Path(__file__).parents[2] / "configs" / "debug.yaml")
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    names = ("jax_compilation_cache_dir", "jax_disable_most_optimizations")
+    before = {name: jax.config.values[name] for name in names}
+    jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def run(*overrides):
+    return cli.run(benchmark.main, benchmark.Benchmark, "", [DEBUG, *overrides])
+
+
+def last_line(capsys):
+    out, err = capsys.readouterr()
+    return json.loads(out.splitlines()[-1]), out, err
+
+
+def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
+    # Interrupted after the first task: its cells are kept, and the same command finishes the rest.
+    decoded = benchmark._Runner.decode
+    groups = []
+
+    def interrupted(self, name, group, temperature, **kwargs):
+        groups.append((group.prompts[0].task, temperature))
+        if group.prompts[0].task == "code" and not kwargs:
+            raise KeyboardInterrupt
+        return decoded(self, name, group, temperature, **kwargs)
+
+    monkeypatch.setattr(benchmark._Runner, "decode", interrupted)
+    assert run("run.folder=out") == cli.INTERRUPTED
+    assert "finished cells are kept in out" in capsys.readouterr().err
+    kept = pathlib.Path("out/results.jsonl").read_text().splitlines()
+    assert [json.loads(line)["task"] for line in kept] == ["chat"] * 3
+
+    groups.clear()
+    monkeypatch.setattr(
+        benchmark._Runner,
+        "decode",
+        lambda self, name, group, temperature, **kwargs: (
+            groups.append((group.prompts[0].task, temperature)) or decoded(self, name, group, temperature, **kwargs)
+        ),
+    )
+    assert run("run.folder=out") == 0
+    document, out, _ = last_line(capsys)
+    assert groups.count(("chat", 0.0)) == 0  # nothing finished runs again
+    assert pathlib.Path("out/results.jsonl").read_text().splitlines()[:3] == kept
+    assert document["run"] == "out" and len(document["records"]) == 2 * 2 * 3
+
+    for record in map(records.Record.from_json, document["records"]):
+        assert record.tokens_per_second > 0 and record.target == document["records"][0]["target"]
+        assert sum(record.acceptance_histogram) == record.target_calls
+        baseline = record.method == "autoregressive"
+        if baseline:
+            assert (record.tau, record.alpha, record.speedup) == (1.0, None, 1.0)
+        check = record.greedy_check
+        assert (check is None) == (baseline or record.temperature > 0)
+        assert check is None or (check.prompts, check.equal) == (1, 1)
+        assert record.draft == ("first 1 layers of the target" if record.method == "standard" else None)
+        assert record.cost.draft_ms > 0 and record.expected_speedup > 0
+    table = pathlib.Path("out/table.md").read_text()
+    assert "equal to autoregressive: 1 of 1" in table and table in out
+    # A third call has nothing to do but print.
+    groups.clear()
+    assert run("run.folder=out") == 0 and not groups
+
+
+def test_a_prompt_is_sampled_alike_in_any_batch():
+    config = benchmark.Benchmark(
+        settings.TargetSettings(random=settings.RandomModel()),
+        (),
+        settings.PromptSettings(tasks=("chat",), per_task=2),
+        max_new_tokens=8,
+    )
+    prompts = settings.load_prompts(config.prompts)
+    encoded = {prompt: list(prompt.prompt.encode()) for prompt in prompts}
+    both = benchmark._group(prompts, encoded, 256, 0)
+    second = benchmark._group(prompts[1:], encoded, 256, 0)
+    assert (jax.random.key_data(both.keys)[1] == jax.random.key_data(second.keys)[0]).all()
+    other = benchmark._group(prompts[1:], encoded, 256, 1)
+    assert (jax.random.key_data(other.keys) != jax.random.key_data(second.keys)).any()
+
+
+def answer(tokens, prompt=(1, 2)):
+    row = np.zeros((1, 16), np.int32)
+    row[0, : len(prompt) + len(tokens)] = [*prompt, *tokens]
+    return python_types.SimpleNamespace(
+        output=python_types.SimpleNamespace(tokens=row, lengths=np.array([len(prompt) + len(tokens)]))
+    )
+
+
+def test_greedy_check_tells_near_ties_from_differences(monkeypatch):
+    group = python_types.SimpleNamespace(prompts=("one",))
+    seen = []
+    monkeypatch.setattr(greedy_check, "top_two_gap", lambda target, tokens: seen.append(tokens.tolist()) or gap)
+    gap = 1e-4
+    base = answer([5, 6, 7])
+    compare = lambda other: dataclasses.astuple(greedy_check.compare(None, [group], [other], [base]))
+    assert compare(answer([5, 6, 7])) == (1, 1, 0)
+    assert compare(answer([5, 9, 7])) == (1, 0, 1)
+    assert seen == [[1, 2, 5]]  # the gap is looked up where the difference begins
+    assert compare(answer([5, 6])) == (1, 0, 0)  # a shorter answer is no tie
+    gap = 1e-2
+    assert compare(answer([5, 9, 7])) == (1, 0, 0)
+
+
+def test_greedy_check_gap_is_the_models():
+    target = settings.load_target(settings.TargetSettings(random=settings.RandomModel()))
+    ids = list(b"hello there")
+    padded, lengths = generation.pad([ids])
+    logits = np.sort(np.asarray(greedy_check._last_logits(target.model, padded, lengths)))
+    assert greedy_check.top_two_gap(target, np.array(ids)) == pytest.approx(logits[-1] - logits[-2])
+    assert logits[-1] > logits[-2] and logits.shape == (256,)
+
+
+@pytest.mark.parametrize(
+    ("checks", "fails"),
+    [
+        ([(30, 30, 0)], None),
+        ([(30, 29, 1)], None),
+        ([(30, 29, 0)], "1 of 30 greedy answers differ"),
+        ([(20, 18, 2)], "2 near-ties in 20"),
+        ([(60, 58, 2)], None),
+    ],
+)
+def test_a_run_with_other_text_fails(make_record, checks, fails):
+    results = [make_record(greedy_check=records.GreedyCheck(*check)) for check in checks]
+    if fails is None:
+        greedy_check.require_equal(results)
+    else:
+        with pytest.raises(greedy_check.OutputsDiffer, match=fails):
+            greedy_check.require_equal(results)
+
+
+def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
+    # Speed is of decoding: tokens after each first one over the seconds they took.
+    group = python_types.SimpleNamespace(lengths=np.array([2]), prompts=("one",))
+    target = settings.load_target(settings.TargetSettings(random=settings.RandomModel()))
+    config = benchmark.Benchmark(settings.TargetSettings(random=settings.RandomModel()), ())
+    method = benchmark._methods(config)[0]
+    acceptance = jax.tree.map(lambda x: x[None], metrics.from_matches(np.zeros((10, 0), bool)))
+    output = python_types.SimpleNamespace(lengths=np.array([2 + 11]), acceptance=acceptance)
+    run = benchmark.Decoded(output, prefill_seconds=100.0, decode_seconds=2.0)
+    identity = benchmark._Identity(config, target, [method])
+    costs = {0.0: {"autoregressive": python_types.SimpleNamespace(verify=0.2, draft=0.0)}}
+    record = benchmark._record(config, identity, method, "chat", 0.0, target, [group], {"autoregressive": [run]}, costs)
+    assert record.tokens_per_second == pytest.approx(10 / 2.0)
+    assert (record.ttft_ms, record.tpot_ms) == (pytest.approx(100e3), pytest.approx(200.0))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["methods.0.drafter.gama=2"], "methods.0.drafter.gama: unknown key; did you mean 'gamma'?"),
+        (["methods.0.drafter.gamma=-1"], "gamma -1"),
+        (["methods.0.drafter.gamma=true"], "methods.0.drafter.gamma: expected"),
+        (["methods.0.drafter.draft.layers=9"], "layers 9 is not between 1 and the target's 2"),
+        (["temperatures=[-1.0]"], "temperature -1.0"),
+        (["filters.top_p=0.0"], "top_p 0.0"),
+        (["prompts.file=none.jsonl"], "none.jsonl: No such file or directory"),
+        (["prompts.tasks=[chatt]"], "did you mean 'chat'"),
+        (["batch=2"], "batch 2 does not divide the 1 prompts of task 'chat'"),
+        (["target={reference: nowhere.gguf}"], "nowhere.gguf"),
+        (["target={reference: 'ftp:x'}"], "ftp"),
+        (["max_new_tokens=4000"], "the model follows at most 2048"),
+        (["run.folder=/proc/none"], "cannot write /proc/none"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_compiles(capsys, monkeypatch, overrides, message):
+    monkeypatch.setattr(benchmark._Runner, "decode", lambda *args, **kwargs: pytest.fail("must not start"))
+    assert run(*overrides) == cli.USER_ERROR
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and err.startswith("error: ") and message in err
