@@ -96,7 +96,7 @@ class Decoded:
 
 def main(config: Benchmark) -> dict:
     """Run every cell that has no record yet."""
-    settings.check_target(config.target)
+    settings.check_references(config.target, *(method.drafter for method in config.methods))
     prompts = settings.load_prompts(config.prompts)
     tasks = _tasks(prompts, config.batch)
     folder = run_folder.open_folder(config.run.folder, config)

@@ -60,7 +60,7 @@ class Generate:
 
 def main(config: Generate) -> dict:
     """Stream one answer."""
-    settings.check_target(config.target)
+    settings.check_references(config.target, config.drafter)
     target = settings.load_target(config.target)
     bound, draft = config.drafter.build(target)
     padded, lengths = generation.pad(generation.encode(target, [config.prompt], chat=config.chat, system=config.system))

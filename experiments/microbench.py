@@ -71,7 +71,7 @@ def read_all(params) -> jax.Array:
 
 def main(config: Microbench) -> dict:
     """Measure."""
-    settings.check_target(config.target)
+    settings.check_references(config.target)
     # First, while this process is small: a child's peak counts what it shared with its parent when it was forked.
     processes = _processes(config.target) if config.processes else {}
     started = time.perf_counter()

@@ -52,7 +52,7 @@ def main(config: Peers) -> dict:
     """Time both sides."""
     torch, transformers = config_lib.require("torch", "peers"), config_lib.require("transformers", "peers")
     config_lib.require("accelerate", "peers")
-    settings.check_target(config.target)
+    settings.check_references(config.target)
     prompts = settings.load_prompts(config.prompts)
     target = settings.load_target(config.target)
     encoded = settings.encode(target, prompts, config.prompts)

@@ -138,14 +138,16 @@ class ByteStreamDecoder:
         return self._decoder.decode(b"", final=True)
 
 
-def check_target(settings: TargetSettings) -> None:
-    """Refuse a reference that cannot work, before anything is loaded or downloaded.
+def check_references(target: TargetSettings, *drafters: types.Drafter) -> None:
+    """Refuse references that cannot work, of the target or of a draft, before anything is loaded or downloaded.
 
     Raises:
-      ValueError, OSError, ImportError: what is wrong with it.
+      ValueError, OSError, ImportError: what is wrong with one.
     """
-    if settings.reference is not None:
-        references.check(settings.reference)
+    for settings in (target, *(getattr(drafter, "draft", None) for drafter in drafters)):
+        reference = getattr(settings, "reference", None)
+        if reference is not None:
+            references.check(reference)
 
 
 def load_target(settings: TargetSettings) -> types.Target:

@@ -127,25 +127,23 @@ def rotate(x: jax.Array, tables: tuple[jax.Array, jax.Array]) -> jax.Array:
     return turned.astype(x.dtype)
 
 
-def _partial_attention(query, keys, values, visible):
-    """Softmax numerator, maximum and denominator over some of the keys.
+def _attend(carry, query, keys, values, visible):
+    """One step of an online softmax (Milakov and Gimelshein, arXiv:1805.02867): take in some more keys.
 
     Args:
+      carry: numerator `[B, K, T * G, D]`, maximum and denominator `[B, K, T * G, 1]` so far, float32.
       query: `[B, K, T * G, D]`, already scaled; the G heads of a group stand together.
       keys, values: `[B, K, S, D]`.
       visible: `[B, T, S]` bool.
-
-    Returns:
-      `[B, K, T * G, D]`, `[B, K, T * G, 1]`, `[B, K, T * G, 1]` in float32.
     """
-    group = query.shape[2] // visible.shape[1]
-    visible = jnp.repeat(visible, group, axis=1)[:, None]
+    mixed, top, total = carry
+    visible = jnp.repeat(visible, query.shape[2] // visible.shape[1], axis=1)[:, None]
     scores = jnp.einsum("bkmd,bksd->bkms", query, keys, preferred_element_type=jnp.float32)
     scores = jnp.where(visible, scores, MASKED)
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    weights = jnp.exp(scores - top)
-    mixed = jnp.einsum("bkms,bksd->bkmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    return mixed, top, jnp.sum(weights, axis=-1, keepdims=True)
+    new_top = jnp.maximum(top, jnp.max(scores, axis=-1, keepdims=True))
+    weights, shrink = jnp.exp(scores - new_top), jnp.exp(top - new_top)
+    added = jnp.einsum("bkms,bksd->bkmd", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return mixed * shrink + added, new_top, total * shrink + jnp.sum(weights, axis=-1, keepdims=True)
 
 
 def attention(
@@ -159,9 +157,8 @@ def attention(
 ) -> jax.Array:
     """Attention of a block of queries over the cached prefix and over the block itself.
 
-    The prefix is read in chunks up to the longest row, with the running maximum and sum of an online softmax (Milakov
-    and Gimelshein, arXiv:1805.02867): the cost follows the tokens present, not the size of the buffer, and no score
-    matrix is larger than one chunk.
+    The prefix is read in chunks up to the longest row, by an online softmax: the cost follows the tokens present, not
+    the size of the buffer, and no score matrix is larger than one chunk.
 
     Args:
       query: `[B, T, H, D]`.
@@ -195,17 +192,15 @@ def attention(
         visible = jnp.broadcast_to(visible[:, None], (batch, length, chunk))
         if window is not None:
             visible &= slots > positions[..., None] - window
-        mixed, top, total = carry
-        new_mixed, new_top, new_total = _partial_attention(query, *part, visible)
-        both = jnp.maximum(top, new_top)
-        old, new = jnp.exp(top - both), jnp.exp(new_top - both)
-        return mixed * old + new_mixed * new, both, total * old + new_total * new
+        return _attend(carry, query, *part, visible)
 
     if block[0].shape[2] == 1:  # a token alone sees itself: no softmax, and none of its small operations
         top = jnp.sum(query * block[0], axis=-1, keepdims=True, dtype=jnp.float32)
         carry = jnp.broadcast_to(block[1].astype(jnp.float32), query.shape), top, jnp.ones_like(top)
     else:
-        carry = _partial_attention(query, *block, block_visible)
+        zeros = jnp.zeros(query.shape, jnp.float32)
+        start = zeros, jnp.full_like(zeros[..., :1], MASKED), zeros[..., :1]
+        carry = _attend(start, query, *block, block_visible)
     mixed, _, total = jax.lax.fori_loop(first, (last + chunk - 1) // chunk, add_chunk, carry)
     out = (mixed / total).astype(query.dtype)
     out = out.reshape(batch, kv_heads, length, heads // kv_heads, size).transpose(0, 2, 1, 3, 4)

@@ -161,7 +161,7 @@ def test_a_draft_with_fewer_tokens_leaves_the_law_alone():
     assert abs(first.mean() - 0.6) < 5 * np.sqrt(0.6 * 0.4 / 20_000)
 
 
-@pytest.mark.parametrize("draft_size", [4, 9])
+@pytest.mark.parametrize("draft_size", [4, pytest.param(9, marks=pytest.mark.slow)])
 def test_proposals_stay_inside_the_targets_vocabulary(draft_size):
     """DEV-15 (b): a draft that prefers a token the target lacks proposes the others, by the renormalised law."""
     size = 6

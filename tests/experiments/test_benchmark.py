@@ -182,6 +182,8 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
         (["batch=2"], "batch 2 does not divide the 1 prompts of task 'chat'"),
         (["target={reference: nowhere.gguf}"], "nowhere.gguf"),
         (["target={reference: 'ftp:x'}"], "ftp"),
+        (["methods.0.drafter.draft={reference: none.gguf}"], "none.gguf"),
+        (["methods.0.drafter.draft={}"], "methods.0.drafter.draft"),
         (["max_new_tokens=4000"], "the model follows at most 2048"),
         (["run.folder=/proc/none"], "cannot write /proc/none"),
     ],
