@@ -54,11 +54,11 @@ class Standard:
     """Settings.
 
     gamma: draft length.
-    draft: where the draft model comes from.
+    draft: where the draft model comes from; None when it is handed to `build`.
     """
 
     gamma: int = 4
-    draft: Draft = Draft(layers=8)
+    draft: Draft | None = None
 
     def __post_init__(self):
         base.check_gamma(self.gamma)
@@ -78,6 +78,8 @@ class Standard:
         if draft is not None:
             check_vocabulary(target, draft)
             model = draft.model
+        elif self.draft is None:
+            raise ValueError("draft is not given: set draft.layers or draft.reference")
         elif self.draft.layers is not None:
             model = transformer.first_layers(target.model, self.draft.layers)
         else:
