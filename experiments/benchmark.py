@@ -53,6 +53,8 @@ class Benchmark:
     def __post_init__(self):
         if not self.temperatures:
             raise ValueError("temperatures is empty")
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise ValueError(f"temperatures {self.temperatures} holds one twice")
         for temperature in self.temperatures:
             sampling_lib.make(1, max_new_tokens=self.max_new_tokens, temperature=temperature)
         if self.batch < 1:
@@ -63,6 +65,7 @@ class Benchmark:
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"methods has two entries named {min(twice)!r}")
+        _methods(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +106,6 @@ def main(config: Benchmark) -> dict:
 
     target = settings.load_target(config.target)
     encoded = dict(zip(prompts, settings.encode(target, prompts, config.prompts)))
-    width = generation.pad(list(encoded.values()))[0].shape[1]
     needed = max(map(len, encoded.values())) + config.max_new_tokens
     methods = _methods(config)
     programs, max_positions = {}, target.model.config.max_positions
@@ -124,7 +126,7 @@ def main(config: Benchmark) -> dict:
         return _finish(folder)
 
     groups = {
-        task: [_group(batch, encoded, width, config.seed) for batch in batches] for task, batches in tasks.items()
+        task: [_group(batch, encoded, capacity, config.seed) for batch in batches] for task, batches in tasks.items()
     }
     runner = _Runner(config, target, programs, capacity)
     steps = len(methods) + sum(len(groups[task]) * len(methods) for _, task in open_cells)
@@ -141,6 +143,7 @@ def main(config: Benchmark) -> dict:
                     advance(f"{task}, T = {temperature:g}, {method.name}")
             for method in methods:
                 if not folder.finished(identity.cell(method.name, task, temperature)):
+                    # Raises when a lossless method changed the text: such a cell is not finished.
                     record = _record(
                         config, identity, method, task, temperature, target, groups[task], decoded, measured
                     )
@@ -154,7 +157,6 @@ class _Identity:
 
     def __init__(self, config: Benchmark, target: types.Target, methods: Sequence[settings.Method]):
         environment = run_folder.environment()
-        self._config, self._target = config, target
         self.constant = {
             "target": target.provenance.reference,
             "batch": config.batch,
@@ -215,17 +217,20 @@ class _Runner:
     def costs(
         self, groups: dict[str, list[Group]], temperatures: Sequence[float]
     ) -> dict[float, dict[str, costs.Costs]]:
-        """Parts of every method, at the mean length of all runs: half an answer behind the mean prompt."""
-        first = next(iter(groups.values()))[0]
-        mean = np.mean([np.asarray(group.lengths).mean() for batch in groups.values() for group in batch])
-        length = int(mean) + self._config.max_new_tokens // 2
-        ids = np.asarray(first.padded)
-        longest = int(np.argmax(np.asarray(first.lengths)))
-        row = np.resize(ids[longest, : int(first.lengths[longest])], length)
-        padded, lengths = generation.pad([row] * self._config.batch, max(first.padded.shape[1], length))
+        """Parts of every method in the middle of a typical run: a prompt of median length, and half its answer."""
+        every = sorted(
+            (group for batch in groups.values() for group in batch), key=lambda group: int(group.lengths.sum())
+        )
+        first = every[len(every) // 2]
+        half = self.decode(BASELINE, first, 0.0, max_new_tokens=max(1, self._config.max_new_tokens // 2)).output
+        padded, lengths = generation.pad(
+            [row[:length] for row, length in zip(half.tokens, half.lengths)],
+            self._capacity,
+        )
         measured = {}
         for temperature in temperatures:
-            sampling = self._sampling(temperature, self._config.max_new_tokens)
+            # A budget that cannot run out: it would leave nothing to draft.
+            sampling = self._sampling(temperature, self._capacity)
             parts = {
                 name: costs.Part(
                     program,
@@ -339,11 +344,11 @@ def _table(folder: run_folder.RunFolder) -> str:
 
 
 def _finish(folder: run_folder.RunFolder) -> dict:
-    """Table on the disk and in the terminal; a run whose lossless methods changed the text has failed."""
+    """Table on the disk and in the terminal. Too many near-ties fail the run."""
     results = [records.Record.from_json(record) for record in folder.records]
     folder.write_table(_table(folder))
     cli.show(results)
-    greedy_check.require_equal(results)
+    greedy_check.limit_near_ties(results)
     return folder.document()
 
 

@@ -23,17 +23,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
+import rich.console
+import rich.progress
+import rich.table
 
 import jspec
 from experiments import records, run_folder, tables
 from jspec import config as config_lib
+from jspec import extras
 from jspec.weights import references
 
+FAILED = 1
 USER_ERROR = 2
 INTERRUPTED = 130
 
 # Where the code lives whose `ValueError`s are meant for the user; those of jax or NumPy are faults of the program.
 _OWN_CODE = tuple(pathlib.Path(file).resolve().parent for file in (jspec.__file__, __file__))
+
+
+class RunFailed(Exception):
+    """What was measured shows that something is wrong. One line on stderr and exit code 1."""
 
 
 def run(
@@ -69,6 +78,9 @@ def run(
         kept = f"; finished cells are kept in {folder}; the same command resumes" if folder else ""
         print(f"interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
+    except RunFailed as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return FAILED
     except (ValueError, OSError, ImportError) as error:
         if not _is_users(error):
             raise
@@ -81,10 +93,20 @@ def show(results: Sequence[records.Record]) -> None:
     if not sys.stdout.isatty():
         print(tables.results_table(results))
         return
-    console = config_lib.require("rich.console").Console()
+    console = rich.console.Console()
     console.print(tables.terminal_table(results))
     for line in (tables.DEFINITIONS, *tables.notes(results)):
         console.print(line, markup=False, highlight=False)
+
+
+def show_values(values: Mapping[str, Any]) -> None:
+    """Print names and values on stdout, a line each; a list on one line, None as a dash."""
+    table = rich.table.Table(show_header=False, box=None)
+    for name, value in values.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        shown = ["-" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x) for x in items]
+        table.add_row(name, " ".join(shown))
+    rich.console.Console(highlight=False).print(table)
 
 
 @contextlib.contextmanager
@@ -115,14 +137,13 @@ def progress(total: int, description: str) -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _bar(total: int, description: str) -> Iterator[Callable[[str], None]]:
-    rich_progress, rich_console = config_lib.require("rich.progress"), config_lib.require("rich.console")
     columns = (
-        rich_progress.TextColumn("{task.description}", markup=False),
-        rich_progress.BarColumn(),
-        rich_progress.MofNCompleteColumn(),
-        rich_progress.TimeRemainingColumn(),
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeRemainingColumn(),
     )
-    with rich_progress.Progress(*columns, console=rich_console.Console(stderr=True)) as bar:
+    with rich.progress.Progress(*columns, console=rich.console.Console(stderr=True)) as bar:
         task = bar.add_task(description, total=total)
         yield lambda text: bar.update(task, advance=1, description=f"{description}: {text}")
 
@@ -163,7 +184,7 @@ def _is_users(error: Exception) -> bool:
     if isinstance(error, OSError):
         return True
     if isinstance(error, ImportError):
-        return "jspec[" in str(error)  # a missing extra
+        return isinstance(error, extras.MissingExtra)
     if isinstance(error, config_lib.ConfigError):
         return True
     # JAX hides its own frames, so the place alone would blame our line that called it: that line has to say `raise`.

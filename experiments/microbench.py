@@ -16,6 +16,7 @@ are compared are timed in turns in one process, best of many. The last line is J
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import resource
 import subprocess
@@ -46,7 +47,7 @@ class Microbench:
     """
 
     target: settings.TargetSettings
-    length: int = 256
+    length: int = 128
     nodes: tuple[int, ...] = (8, 16)
     capacities: tuple[int, int] = (512, 4096)
     rounds: int = 40
@@ -109,7 +110,7 @@ def main(config: Microbench) -> dict:
     if processes:
         result |= {**processes, "peak_memory_over_weights": processes["peak_memory_over_weights"] / weights}
     milliseconds = {f"{name} ms": seconds * 1e3 for name, seconds in best.items()}
-    _print({**milliseconds, **result})
+    cli.show_values({**milliseconds, **result})
     return {**result, "milliseconds": milliseconds, "length": config.length, "environment": run_folder.environment()}
 
 
@@ -119,12 +120,17 @@ def _processes(target: settings.TargetSettings) -> dict[str, float]:
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": cache}
 
         def seconds(tokens: int) -> float:
-            overrides = [f"target.{key}={value}" for key, value in vars(target).items() if isinstance(value, str)]
-            command = [sys.executable, "-m", "experiments.generate", "configs/generate.yaml", *overrides]
+            override = f"target={json.dumps(config_lib.as_mapping(target))}"
+            command = [sys.executable, "-m", "experiments.generate", "configs/generate.yaml", override]
             start = time.perf_counter()
-            subprocess.run(
-                [*command, f"max_new_tokens={tokens}"], check=True, env=environment, stdout=subprocess.DEVNULL
+            done = subprocess.run(
+                [*command, f"max_new_tokens={tokens}"],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
             )
+            if done.returncode:
+                raise ValueError(f"experiments.generate failed: {done.stderr.decode().strip()[-500:]}")
             return time.perf_counter() - start
 
         cold, warm = seconds(1), seconds(1)
@@ -135,13 +141,6 @@ def _processes(target: settings.TargetSettings) -> dict[str, float]:
         "first_token_seconds_warm": warm,
         "peak_memory_over_weights": peak,
     }
-
-
-def _print(values: dict[str, float]) -> None:
-    table = config_lib.require("rich.table").Table(show_header=False, box=None)
-    for name, value in values.items():
-        table.add_row(name, f"{value:.3g}")
-    config_lib.require("rich.console").Console().print(table)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import cli, run_folder, settings
-from jspec import config as config_lib
-from jspec import decode, drafters, generation, metrics, timing, types
+from jspec import decode, drafters, extras, generation, metrics, timing, types
 from jspec import sampling as sampling_lib
 from jspec.weights import references
 
@@ -46,18 +45,20 @@ class Peers:
             raise ValueError("target must be a reference to a GGUF file, which both sides read")
         if self.target.dtype != "float32":
             raise ValueError(f"target.dtype {self.target.dtype}: the comparison is in float32")
+        sampling_lib.make(1, max_new_tokens=self.max_new_tokens)
+        drafters.PromptLookup(gamma=self.gamma, max_ngram=self.max_ngram)
 
 
 def main(config: Peers) -> dict:
     """Time both sides."""
-    torch, transformers = config_lib.require("torch", "peers"), config_lib.require("transformers", "peers")
-    config_lib.require("accelerate", "peers")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+    torch, transformers = extras.require("torch", "peers"), extras.require("transformers", "peers")
+    extras.require("accelerate", "peers")
     settings.check_references(config.target)
     prompts = settings.load_prompts(config.prompts)
     target = settings.load_target(config.target)
     encoded = settings.encode(target, prompts, config.prompts)
     path = pathlib.Path(references.resolve(config.target.reference, config.target.sha256))
-    os.environ["HF_HUB_OFFLINE"] = "1"
     peer = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
 
     width = generation.pad(encoded)[0].shape[1]
@@ -136,21 +137,14 @@ def main(config: Peers) -> dict:
     result["tokens_per_second"] = {
         name: metrics.tokens_per_second(calls, compiling_calls=0) for name, calls in measured.items()
     }
-    _print(result)
+    speeds = {f"{name}, tokens/s": value for name, value in result["tokens_per_second"].items()}
+    cli.show_values({**speeds, **{name: value for name, value in result.items() if name != "tokens_per_second"}})
     versions = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
     }
     return {**result, "peers": versions, "environment": run_folder.environment()}
-
-
-def _print(result: dict) -> None:
-    table = config_lib.require("rich.table").Table(show_header=False, box=None)
-    speeds = {f"{name}, tokens/s": value for name, value in result["tokens_per_second"].items()}
-    for name, value in {**speeds, **{k: v for k, v in result.items() if k != "tokens_per_second"}}.items():
-        table.add_row(name, value if isinstance(value, str) else f"{value:.3g}")
-    config_lib.require("rich.console").Console().print(table)
 
 
 if __name__ == "__main__":

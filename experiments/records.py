@@ -88,7 +88,7 @@ class Record:
     tokens_per_second: float
     ttft_ms: float
     tpot_ms: float | None
-    speedup: float
+    speedup: float | None
     speedup_ci: tuple[float, float] | None
     expected_speedup: float | None
     cost: Cost | None

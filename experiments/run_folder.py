@@ -41,6 +41,10 @@ class RunSettings:
 
     folder: str | None = None
 
+    def __post_init__(self):
+        if self.folder == "":
+            raise ValueError("folder is empty")
+
 
 def config_hash(config: Any, registries: config_lib.Registries | None = None) -> str:
     """The hash that a run folder and its records carry; the `run` settings do not enter."""
@@ -153,8 +157,10 @@ def open_folder(
         changed = [key for key in own if stored.get(key) != own[key]]
         if changed:
             warnings.warn(f"{path} was started with another {' and '.join(changed)}; records tell which", stacklevel=2)
-    elif results_file.exists():
-        raise ValueError(f"{path} has results.jsonl but no environment.json: choose another run.folder")
+    elif strangers := sorted(item.name for item in path.iterdir() if item.name != "config.yaml"):
+        raise ValueError(
+            f"{path} has {strangers[0]} but no environment.json, so it is no run's: choose another run.folder"
+        )
     else:
         write_text_atomic(path / "config.yaml", config_lib.dump(config, registries))
         write_text_atomic(environment_file, json.dumps(own, indent=2) + "\n")

@@ -33,6 +33,23 @@ class RandomModel:
     max_positions: int = 2048
     seed: int = 0
 
+    def __post_init__(self):
+        generation.row_keys(self.seed, 1)
+        self.config()
+
+    def config(self) -> model_config.TransformerConfig:
+        """The model's config.
+
+        Raises:
+          ValueError: sizes that do not fit together.
+        """
+        sizes = {key: value for key, value in vars(self).items() if key != "seed"}
+        if self.num_heads < 1 or self.width % self.num_heads:
+            raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
+        return model_config.TransformerConfig(
+            vocab_size=ByteTokenizer.vocab_size, head_size=self.width // self.num_heads, tied_head=True, **sizes
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class TargetSettings:
@@ -147,7 +164,7 @@ def check_references(target: TargetSettings, *drafters: types.Drafter) -> None:
     for settings in (target, *(getattr(drafter, "draft", None) for drafter in drafters)):
         reference = getattr(settings, "reference", None)
         if reference is not None:
-            references.check(reference)
+            references.check(reference, settings.sha256)
 
 
 def load_target(settings: TargetSettings) -> types.Target:
@@ -160,10 +177,7 @@ def load_target(settings: TargetSettings) -> types.Target:
     if settings.reference is not None:
         return load.load_target(settings.reference, sha256=settings.sha256, dtype=dtype)
     random = settings.random
-    sizes = {key: value for key, value in vars(random).items() if key != "seed"}
-    config = model_config.TransformerConfig(
-        vocab_size=ByteTokenizer.vocab_size, head_size=random.width // random.num_heads, tied_head=True, **sizes
-    )
+    config = random.config()
     params = model_config.init_params(jax.random.key(random.seed), config, dtype)
     name = f"random:{hashlib.sha256(repr(random).encode()).hexdigest()[:8]}"
     return types.Target(transformer.Model(params, config), ByteTokenizer(), types.Provenance(name))

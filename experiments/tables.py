@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import rich.box
+import rich.table
+import rich.text
+
 from experiments import records
-from jspec import config
 
 DEFINITIONS = (
     "tau: tokens emitted per target call, the corrected or bonus token included, prefill's first token not counted; "
@@ -32,14 +35,9 @@ def results_table(results: Sequence[records.Record]) -> str:
 
 
 def terminal_table(results: Sequence[records.Record]) -> Any:
-    """The same as a `rich.table.Table`, without the definitions and notes; made for 120 columns.
-
-    Raises:
-      ImportError: the `experiments` extra is missing.
-    """
-    rich_table, rich_text, rich_box = (config.require(f"rich.{part}") for part in ("table", "text", "box"))
+    """The same as a `rich.table.Table`, without the definitions and notes; made for 120 columns."""
     group_headers, rows = _rows(results)
-    table = rich_table.Table(box=rich_box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False)
     for header in _COLUMNS:
         words = header in ("method", "greedy check")
         table.add_column(
@@ -54,9 +52,9 @@ def terminal_table(results: Sequence[records.Record]) -> Any:
             table.add_section()
             task, *settings = group
             lines = [task, *(f"{name} = {value}" for name, value in zip(group_headers[1:], settings, strict=True))]
-            table.add_row(rich_text.Text("\n".join(lines), style="bold"))
+            table.add_row(rich.text.Text("\n".join(lines), style="bold"))
             shown = group
-        table.add_row(*map(rich_text.Text, columns))  # Text: "[0.9, 1.1]" is no markup
+        table.add_row(*map(rich.text.Text, columns))  # Text: "[0.9, 1.1]" is no markup
     return table
 
 
@@ -64,7 +62,7 @@ def notes(results: Sequence[records.Record]) -> list[str]:
     """A sentence for every method that did not speed decoding up. It is the first thing a reader must see."""
     sentences = []
     for record in results:
-        if record.method == _BASELINE or record.speedup >= 1:
+        if record.method == _BASELINE or record.speedup is None or record.speedup >= 1:
             continue
         maybe_noise = record.speedup_ci is not None and record.speedup_ci[1] >= 1
         verdict = "no gain here, within the noise" if maybe_noise else "drafting costs more than it saves here"
@@ -107,7 +105,7 @@ def _group(record: records.Record) -> tuple:
 
 def _columns(record: records.Record) -> list[str]:
     drafts = len(record.acceptance_histogram) > 1
-    speedup = f"{record.speedup:.2f}"
+    speedup = _number(record.speedup, 2)
     if record.speedup_ci is not None and record.method != _BASELINE:
         speedup += f" [{record.speedup_ci[0]:.2f}, {record.speedup_ci[1]:.2f}]"
     return [

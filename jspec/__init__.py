@@ -1,12 +1,12 @@
 """Speculative decoding in pure JAX: one cache, one verify step, one loop, every method a file.
 
-Scripts need `load_target` and `generate`; the loop itself is `decode.decode` and `decode.stream`.
+Scripts need `load_target`, `generate` and `stream`; the loop itself is `decode.decode` and `decode.stream`.
 """
 
 from jspec import cache, decode, drafters, metrics, sampling, tree, types, verify
 from jspec.drafters import Autoregressive, Draft, PromptLookup, Standard
 from jspec.drafters.standard import load_draft
-from jspec.generation import Generation, generate
+from jspec.generation import Generation, generate, stream
 from jspec.models.config import RopeScaling, TransformerConfig
 from jspec.models.transformer import Model, forward
 from jspec.types import Params, Target
@@ -37,6 +37,7 @@ __all__ = [
     "load_target",
     "metrics",
     "sampling",
+    "stream",
     "tree",
     "types",
     "verify",

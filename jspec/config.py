@@ -22,7 +22,6 @@ import dataclasses
 import difflib
 import functools
 import hashlib
-import importlib
 import json
 import pathlib
 import re
@@ -30,6 +29,8 @@ import types as python_types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+from jspec import extras
 
 T = TypeVar("T")
 
@@ -42,20 +43,6 @@ _OVERRIDE = re.compile(r"(?P<key>[A-Za-z_][\w-]*(\.[\w-]+)*)=(?P<value>.*)", re.
 
 class ConfigError(ValueError):
     """A config that cannot be used. One line per fault: file, dotted path, what was expected, what came."""
-
-
-def require(module: str, extra: str = "experiments") -> Any:
-    """Import a module that belongs to an extra.
-
-    Raises:
-      ImportError: it is not installed; the message names the extra.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
-            raise
-        raise ImportError(f"{error.name} is not installed: pip install 'jspec[{extra}]'") from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -124,7 +111,7 @@ def as_mapping(config: Any, registries: Registries | None = None) -> dict[str, A
 
 def dump(config: Any, registries: Registries | None = None) -> str:
     """The fully resolved config as YAML; `load` gives an equal config back."""
-    omegaconf = require("omegaconf")
+    omegaconf = extras.require("omegaconf", "experiments")
 
     def escape(value):
         if isinstance(value, str):
@@ -284,7 +271,7 @@ class _Reader:
             return self.fault(path, f"expected plain data, got a {type(value).__name__}")
         try:
             return _adapter(annotation).validate_json(text, strict=True)
-        except require("pydantic").ValidationError as errors:
+        except extras.require("pydantic", "experiments").ValidationError as errors:
             expected: dict[tuple, list[str]] = {}
             for error in errors.errors():
                 # The location of a union's error ends with the member's name, which is no place in the value.
@@ -341,7 +328,7 @@ def _default(field: dataclasses.Field) -> Any:
 
 @functools.cache
 def _adapter(annotation: Any) -> Any:
-    pydantic = require("pydantic")
+    pydantic = extras.require("pydantic", "experiments")
     return pydantic.TypeAdapter(annotation, config=pydantic.ConfigDict(allow_inf_nan=False))
 
 
@@ -425,7 +412,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _read_yaml(path: str | pathlib.Path) -> dict:
-    omegaconf, yaml = require("omegaconf"), require("yaml")
+    omegaconf, yaml = extras.require("omegaconf", "experiments"), extras.require("yaml", "experiments")
     try:
         content = omegaconf.OmegaConf.create(pathlib.Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -440,7 +427,7 @@ def _read_yaml(path: str | pathlib.Path) -> dict:
 
 
 def _resolve(content: dict, path: str | pathlib.Path) -> dict:
-    omegaconf = require("omegaconf")
+    omegaconf = extras.require("omegaconf", "experiments")
     try:
         return omegaconf.OmegaConf.to_container(
             omegaconf.OmegaConf.create(content), resolve=True, throw_on_missing=True
@@ -458,7 +445,7 @@ def _yaml_problem(error: Exception) -> str:
 
 def _override(content: dict, override: str) -> tuple[str, ...]:
     """Write one override into plain data. Returns its path."""
-    omegaconf, yaml = require("omegaconf"), require("yaml")
+    omegaconf, yaml = extras.require("omegaconf", "experiments"), extras.require("yaml", "experiments")
     match = _OVERRIDE.fullmatch(override)
     if match is None:
         raise ConfigError(f"override {override!r}: expected dotted.key=value")

@@ -25,6 +25,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -222,6 +223,8 @@ def propose(
     """The first half of a round: a tree per row, no deeper than its budget allows."""
     keys, _ = _round_keys(rng_keys, state.length)
     tree, draft = drafter.propose(params, keys, state.draft, state.context, sampling)
+    chex.assert_shape([tree.tokens, tree.parents, tree.depth], (state.length.shape[0], drafter.num_nodes))
+    chex.assert_equal(tree.max_depth, drafter.max_depth)
     budget = sampling.max_new_tokens - (state.length - state.prompt_length)
     return tree_lib.limit_depth(tree, budget - 1), state.replace(draft=draft)
 
@@ -281,7 +284,7 @@ def verify_and_commit(
         cache=cache,
         draft=draft,
         finish_reason=jnp.where(live, finish_reason, state.finish_reason),
-        acceptance=_count(state.acceptance, jnp.minimum(accepted[:, 0], count), offered, tree, live),
+        acceptance=_count(state.acceptance, jnp.minimum(accepted[:, 0], count), count, offered, tree, live),
     )
 
 
@@ -293,9 +296,18 @@ def _append(row: jax.Array, block: jax.Array, length: jax.Array, count: jax.Arra
 
 
 def _count(
-    acceptance: types.Acceptance, accepted: jax.Array, offered: jax.Array, tree: types.TokenTree, live: jax.Array
+    acceptance: types.Acceptance,
+    accepted: jax.Array,
+    emitted: jax.Array,
+    offered: jax.Array,
+    tree: types.TokenTree,
+    live: jax.Array,
 ) -> types.Acceptance:
-    """Add one round. `accepted` and `offered` are depths, `[B]`."""
+    """Add one round; all arrays are `[B]`.
+
+    Of `emitted` tokens the last stands where a draft was tested and rejected, unless a stop id among the accepted ones
+    ended the row: what was behind it was offered, but its test decided nothing.
+    """
     depth = jnp.arange(1, tree.max_depth + 1)
     one = live.astype(jnp.int32)
     is_offered = (depth <= offered[:, None]) & live[:, None]
@@ -303,7 +315,7 @@ def _count(
         rounds=acceptance.rounds + one,
         histogram=acceptance.histogram + (jnp.arange(tree.max_depth + 1) == accepted[:, None]) * one[:, None],
         offered=acceptance.offered + is_offered,
-        tested=acceptance.tested + (is_offered & (depth <= accepted[:, None] + 1)),
+        tested=acceptance.tested + (is_offered & (depth <= emitted[:, None])),
         drafted=acceptance.drafted + jnp.sum(tree.parents >= 0, axis=1) * one,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -73,13 +73,17 @@ def encode(
     """
     if isinstance(prompts, str):
         raise ValueError("prompts is one string; give a list of prompts")
+    if system is not None and not chat:
+        raise ValueError("system needs chat=True; without the chat template there is no place for it")
     encoded = []
     for index, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             if target.tokenizer is None:
                 raise ValueError(f"prompt {index} is text, but {target.provenance.reference} has no tokenizer")
+            if not prompt:
+                raise ValueError(f"prompt {index} is empty; it needs at least one character")
             prompt = target.tokenizer.chat(prompt, system=system) if chat else target.tokenizer.encode(prompt)
-        ids = [int(i) for i in prompt]
+        ids = sampling_lib.token_ids(f"prompt {index}", prompt)
         if not ids:
             raise ValueError(f"prompt {index} is empty; it needs at least one token")
         encoded.append(ids)
@@ -138,39 +142,116 @@ def generate(
     Raises:
       ValueError: any setting or prompt that cannot be decoded, before anything is compiled.
     """
-    encoded = encode(target, prompts, chat=chat, system=system)
-    batch = len(encoded)
-    own = list(target.stop_ids)
-    per_row = bool(stop_ids) and not isinstance(stop_ids[0], int)
-    sampling = sampling_lib.make(
-        batch,
+    arguments, keywords = _prepare(
+        target,
+        prompts,
+        drafter,
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
-        stop_ids=[own + list(ids) for ids in stop_ids] if per_row else own + list(stop_ids),
+        stop_ids=stop_ids,
+        seed=seed,
+        chat=chat,
+        system=system,
+    )
+    return collect(target, decode_lib.decode(*arguments, verifier=verifier, **keywords))
+
+
+def _prepare(
+    target,
+    prompts,
+    drafter,
+    *,
+    max_new_tokens=128,
+    stop_ids=(),
+    seed=0,
+    chat=False,
+    system=None,
+    **filters,
+) -> tuple[tuple, dict[str, Any]]:
+    """What `decode.decode` and `decode.stream` take, without the verifier."""
+    encoded = encode(target, prompts, chat=chat, system=system)
+    batch = len(encoded)
+    own, stop_ids = list(target.stop_ids), list(stop_ids)
+    per_row = any(isinstance(ids, Iterable) for ids in stop_ids)
+    sampling = sampling_lib.make(
+        batch,
+        max_new_tokens=max_new_tokens,
+        stop_ids=[own + list(ids) for ids in stop_ids] if per_row else own + stop_ids,
+        **filters,
     )
     if drafter is None:
         drafter = drafters.Autoregressive()
     bound, draft = drafter if isinstance(drafter, tuple) else drafter.build(target)
     padded, lengths = pad(encoded)
-    output = decode_lib.decode(
-        types.Params(target.model, draft),
-        row_keys(seed, batch),
-        jnp.asarray(padded),
-        jnp.asarray(lengths),
-        drafter=bound,
-        verifier=verifier,
-        sampling=sampling,
-        max_new_tokens=int(np.max(max_new_tokens)),
-    )
-    return collect(target, lengths, output)
+    arguments = types.Params(target.model, draft), row_keys(seed, batch), jnp.asarray(padded), jnp.asarray(lengths)
+    return arguments, dict(drafter=bound, sampling=sampling, max_new_tokens=int(np.max(max_new_tokens)))
 
 
-def collect(target: types.Target, prompt_lengths: np.ndarray, output: types.DecodeOutput) -> Generation:
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What `stream` yields: one token of one row.
+
+    row:    index of the prompt.
+    token:  its id; None for what is left of an answer that ends within a character.
+    text:   characters that are complete with it, perhaps none; None for a target without a tokenizer.
+    origin: how it came, an entry of `decode.ORIGINS`.
+    """
+
+    row: int
+    token: int | None
+    text: str | None
+    origin: str
+
+
+def stream(
+    target: types.Target,
+    prompts: Sequence[str | Sequence[int]],
+    *,
+    drafter: types.Drafter | tuple[types.BoundDrafter, Any] | None = None,
+    verifier: types.Verifier = decode_lib.REJECTION,
+    **settings: Any,
+) -> Iterator[list[Piece] | Generation]:
+    """Like `generate`, but yields the pieces of each block as it lands; the last item is the `Generation`.
+
+    Args:
+      target: the model.
+      prompts: texts or token ids.
+      drafter: see `generate`.
+      verifier: which drafts stand.
+      **settings: the others of `generate`.
+
+    Raises:
+      ValueError: see `generate`; raised by the call, not by the first item.
+    """
+    arguments, keywords = _prepare(target, prompts, drafter, **settings)
+    return _pieces(target, decode_lib.stream(*arguments, verifier=verifier, **keywords), len(prompts))
+
+
+def _pieces(target, blocks, num_rows: int) -> Iterator[list[Piece] | Generation]:
+    decoders = [target.tokenizer.stream_decoder() if target.tokenizer else None for _ in range(num_rows)]
+    last_origin = [decode_lib.ORIGINS[decode_lib.PREFILL]] * num_rows
+    for block in blocks:
+        if isinstance(block, types.DecodeOutput):
+            left = [decoder.finish() if decoder else "" for decoder in decoders]
+            yield [Piece(row, None, text, last_origin[row]) for row, text in enumerate(left) if text]
+            yield collect(target, block)
+            return
+        pieces = []
+        for emitted in block:
+            for token, origin in zip(emitted.tokens, emitted.origins):
+                decoder = decoders[emitted.row]
+                pieces.append(Piece(emitted.row, token, decoder.push([token]) if decoder else None, origin))
+                last_origin[emitted.row] = origin
+        yield pieces
+
+
+def collect(target: types.Target, output: types.DecodeOutput) -> Generation:
     """What `decode` returned, as Python lists and text."""
     output = jax.device_get(output)
+    prompt_lengths = np.argmax(output.origin != decode_lib.PROMPT, axis=1)  # prefill always emits a token
     spans = list(zip(prompt_lengths, output.lengths))
     tokens = [row[a:b].tolist() for row, (a, b) in zip(output.tokens, spans)]
     return Generation(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,23 @@ def _per_row(name: str, value: Any, batch: int, dtype, valid, limit: str) -> jax
         raise ValueError(f"{name} {array[bad].flat[0] if array.shape else array.item()} is outside {limit}")
     if np.issubdtype(dtype, np.integer) and not np.issubdtype(array.dtype, np.integer):
         raise ValueError(f"{name} {value!r} is not a whole number")
+    largest = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else np.finfo(dtype).max
+    if (array > largest).any():  # a cast would wrap
+        raise ValueError(f"{name} {value!r} is above {largest}")
     return jnp.asarray(np.broadcast_to(array, (batch,)).astype(dtype))
+
+
+def token_ids(name: str, ids: Iterable[Any]) -> list[int]:
+    """Token ids as plain integers.
+
+    Raises:
+      ValueError: one of them is no whole number in [0, 2^31).
+    """
+    ids = list(ids)
+    for index in ids:
+        if isinstance(index, bool) or not isinstance(index, numbers.Integral) or not 0 <= index < 2**31:
+            raise ValueError(f"{name}: {index!r} is no token id; expected a whole number in [0, 2^31)")
+    return [int(index) for index in ids]
 
 
 def make(
@@ -59,16 +75,17 @@ def make(
     Raises:
       ValueError: a value is outside its range, or of another shape.
     """
+    if not isinstance(stop_ids, Iterable):
+        raise ValueError(f"stop_ids {stop_ids!r} is not a list")
     stop_ids = list(stop_ids)
-    if all(isinstance(i, numbers.Integral) for i in stop_ids):
+    if not any(isinstance(ids, Iterable) for ids in stop_ids):
         stop_ids = [stop_ids] * batch
     if len(stop_ids) != batch:
         raise ValueError(f"stop_ids has {len(stop_ids)} lists for {batch} rows")
+    stop_ids = [token_ids("stop_ids", ids) for ids in stop_ids]
     places = STOP_IDS_STEP * max(1, math.ceil(max(map(len, stop_ids), default=0) / STOP_IDS_STEP))
     stops = np.full((batch, places), -1, np.int32)
     for row, ids in enumerate(stop_ids):
-        if any(i < 0 for i in ids):
-            raise ValueError(f"stop id {min(ids)} is negative")
         stops[row, : len(ids)] = ids
     return types.Sampling(
         temperature=_per_row("temperature", temperature, batch, np.float32, lambda t: t >= 0, "[0, inf)"),

@@ -251,10 +251,12 @@ class BoundDrafter(Protocol):
 class Verifier(Protocol):
     """Decides, for one row, which drafts stand: a frozen dataclass with one pure method. The driver vmaps it.
 
-    lossless: the output law equals the target's.
+    lossless:       the output law equals the target's.
+    follows_argmax: at temperature 0 it decides what `verify.greedy_walk` does, which is then used instead.
     """
 
     lossless: bool
+    follows_argmax: bool
 
     def verify(self, rng_key: jax.Array, tree: TokenTree, target_law: Callable[[jax.Array], jax.Array]) -> Verdict:
         """Walk one row's tree.

@@ -1,8 +1,9 @@
 """The common table: one row per drafter. `test_common.py` runs every check on every row.
 
-A row is a function `build(target, twin, table) -> (bound drafter, its parameters)`: `twin` is a weaker target with the same
-vocabulary, `table` [V, V] logits of the next token after each token, for drafters without a model. It is called with
-fixture R, and with fixture B in its chain form.
+A row is a function `build(target, twin, table) -> (bound drafter, its parameters)`: `twin` is a weaker target with the
+same vocabulary, `table` [V, V] logits of the next token after each token, for drafters without a model. It is called
+with fixture R, and with fixture B in its chain form. To add a method, add a row; where its proposals at temperature 0
+can be computed in plain Python, give them too, and its statistics are checked.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Row:
 
     build:    see above.
     kind:     its name in `drafters.REGISTRY`; None for drafters of the tests.
-    propose:  `(twin, table) ->` its proposals at temperature 0 in plain Python, tokens so far -> drafts and parents; None
-              where there is no such reference.
+    propose:  `(twin, table) ->` its proposals at temperature 0 in plain Python, tokens so far -> drafts and parents;
+              None where there is no such reference.
     """
 
     build: Callable[[types.Target, types.Target, np.ndarray], tuple[types.BoundDrafter, Any]]
@@ -38,14 +39,20 @@ class Row:
     propose: Callable[[types.Target, np.ndarray], Propose] | None = None
 
 
+@functools.cache
 def twin_chain(twin: types.Target, gamma: int) -> Propose:
     """A chain of gamma greedy tokens from a draft without a cache; refuses near-ties (see `reference.greedy`)."""
     model = twin.model
-    return lambda tokens: reference.chain(reference.greedy(model.config, model.params, tokens, gamma, 1e-3))
+
+    @functools.cache
+    def drafts(tokens: tuple[int, ...]) -> list[int]:
+        return reference.greedy(model.config, model.params, tokens, gamma, 1e-3)
+
+    return lambda tokens: reference.chain(drafts(tuple(tokens)))
 
 
-# A node's rank says which candidate of its parent's token it takes. Here the likeliest child of the root comes second, so
-# that a later sibling is often the right one; two nodes are auxiliary.
+# A node's rank says which candidate of its parent's token it takes. Here the likeliest child of the root comes second,
+# so that a later sibling is often the right one; two nodes are auxiliary.
 TREE = {
     "parents": (-1, 0, 0, -2, 0, 1, 2, 2, 6, -2),
     "rank": (0, 1, 0, 0, 2, 0, 1, 0, 0, 1),

@@ -12,8 +12,8 @@ from jspec.models import layers
 def small_programs():
     """For modules that compile many programs over tiny models.
 
-    Compiling is most of their time, and it need not optimise. The cached prefix is read in steps of 16 slots, so that the loop
-    over it runs several times and no capacity here is a multiple of the step.
+    Compiling is most of their time, and it need not optimise. The cached prefix is read in steps of 16 slots, so that
+    the loop over it runs several times and no capacity here is a multiple of the step.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "PREFIX_CHUNK", {jax.default_backend(): 16})

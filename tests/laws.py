@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import scipy.stats
 
-# Probability that a sample from the right law is refused. Seeds are fixed, so a test that passes once keeps passing; the
-# number says how unlikely it was that a right program failed when the seed was chosen.
+# Probability that a sample from the right law is refused. Seeds are fixed, so a test that passes once keeps passing;
+# the number says how unlikely it was that a right program failed when the seed was chosen.
 FALSE_ALARM = 1e-6
 
 
@@ -57,7 +57,8 @@ def count(texts: Sequence[Sequence[int]], size: int) -> np.ndarray:
 def accepted_law(target: np.ndarray, draft: np.ndarray, start: int, gamma: int) -> np.ndarray:
     """`[gamma + 1]` law of the accepted drafts of a chain that starts behind `start`.
 
-    A draft is proposed and accepted with probability q min(1, p / q) = min(p, q), so the overlaps multiply along a path.
+    A draft is proposed and accepted with probability q min(1, p / q) = min(p, q), so the overlaps multiply along a
+    path.
     """
     overlap = np.minimum(target, draft)
     at_least = [(np.linalg.matrix_power(overlap, a)[start]).sum() for a in range(gamma + 1)] + [0.0]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-# What may hand a whole cache on without making another one: a scatter writes in place, alone or in a fusion around it, whose own
-# instructions are looked at too.
+# What may hand a whole cache on without making another one: a scatter writes in place, alone or in a fusion around it,
+# whose own instructions are looked at too.
 IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "scatter", "dynamic-update-slice", "fusion", "while", "call"}
 
 INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\w+)\[([\d,]*)\]\S* ([\w\-]+)\(")
@@ -35,7 +35,9 @@ def reachable(text: str, roots: list[str]) -> list[str]:
         seen.add(name)
         lines += all_computations[name]
         for line in all_computations[name]:
-            for called in re.findall(r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line):
+            for called in re.findall(
+                r"(?:body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)", line
+            ):
                 roots.append(called)
             for several in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", line):
                 roots += [called.strip().lstrip("%") for called in several.split(",")]

@@ -1,4 +1,4 @@
-"""References in plain NumPy, written from the formulas and independent of `jspec`: float64, no cache, one row at a time."""
+"""References in plain NumPy, from the formulas and independent of `jspec`: float64, no cache, one row at a time."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def greedy(config: Any, params: dict, prompt: Sequence[int], num_new: int, small
 
 
 class Rounds(NamedTuple):
-    """Expected acceptance statistics of one row, as `types.Acceptance` names them, and the accepted drafts of each round."""
+    """Expected statistics of one row, as `types.Acceptance` names them, and the accepted drafts of each round."""
 
     accepted: list[int]
     rounds: int
@@ -183,7 +183,9 @@ def speculate(
     )
 
 
-def lookup(tokens: Sequence[int], gamma: int, max_ngram: int = 3, min_ngram: int = 1, prefer: str = "recent") -> list[int]:
+def lookup(
+    tokens: Sequence[int], gamma: int, max_ngram: int = 3, min_ngram: int = 1, prefer: str = "recent"
+) -> list[int]:
     """Prompt lookup by brute force over all start positions."""
     tokens = list(tokens)
     for n in range(max_ngram, min_ngram - 1, -1):

@@ -1,7 +1,7 @@
 """Running `decode` and `stream` on lists of prompts, with one program for many tests.
 
-Compiling is nearly all of the time these tests take. So a `Decoder` has one batch, one prompt width and one capacity: short
-batches are filled up, and what differs between two tests (temperatures, stop ids, budgets, keys) is data.
+Compiling is nearly all of the time these tests take. So a `Decoder` has one batch, one prompt width and one capacity:
+short batches are filled up, and what differs between two tests (temperatures, stop ids, budgets, keys) is data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Generated:
 
     @property
     def accepted(self) -> list[int]:
-        """Accepted drafts of each round, read off the origins. A round ends with a token that was not drafted, or the text."""
+        """Accepted drafts of each round, read off the origins: a round ends with an undrafted token or the text."""
         rounds, run = [], 0
         for origin in self.origins[1:]:
             run += origin == "accepted"

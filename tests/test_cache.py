@@ -23,7 +23,8 @@ def random_block(seed: int, dtype=jnp.float32) -> kv.BlockKV:
     return kv.BlockKV(layers(), layers(), jnp.zeros((BATCH, BLOCK), jnp.int32))
 
 
-# Lengths before, nodes kept (a tree path: not the first ones), and how many. Rows 4 and 5 run over the end, row 6 is full.
+# Lengths before, nodes kept (a tree path: not the first ones), and how many. Rows 4 and 5 run over the end, row 6 is
+# full.
 LENGTHS = [0, 3, 5, 0, 10, 11, 12, 7]
 PATHS = [[0, 2, 5, 5], [0, 1, 2, 3], [0, 4, 5, 5], [0, 3, 3, 3], [0, 1, 3, 4], [0, 2, 4, 5], [0, 1, 2, 3], [0, 5, 5, 5]]
 COUNTS = [3, 4, 0, 1, 4, 3, 2, 2]

@@ -91,9 +91,11 @@ def test_permuting_rows_permutes_results(name):
     assert permuted == [straight[i] for i in order]
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0}, PLAIN, MIXED], ids=["greedy mates", "plain mates", "mixed mates"])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0}, PLAIN, MIXED], ids=["greedy mates", "plain mates", "mixed mates"]
+)
 def test_a_row_does_not_depend_on_its_mates(name, settings):
-    """DEV-12, DEV-14: the same row among greedy, sampled and filtered mates, longer or shorter, ending early or late."""
+    """DEV-12, DEV-14: the same row among greedy, sampled and filtered mates of other lengths that end elsewhere."""
     place, row = 2, {"temperature": 0.9}
     alone = decoder(name)([PROMPTS[5]], seeds=[11], **row)[0]
     settings = {name: list(np.broadcast_to(values, 8)) for name, values in settings.items()}
@@ -101,14 +103,26 @@ def test_a_row_does_not_depend_on_its_mates(name, settings):
     for filter_name, neutral in (("top_k", 0), ("top_p", 1.0), ("min_p", 0)):
         settings.setdefault(filter_name, [neutral] * 8)[place] = neutral
     prompts = [PROMPTS[i] for i in (7, 0, 5, 6, 1, 4, 2, 3)]
-    got = decoder(name)(prompts, seeds=[1, 2, 11, 3, 4, 5, 6, 7], max_new_tokens=[1, 24, 24, 3, 24, 9, 24, 2], **settings)
+    got = decoder(name)(
+        prompts, seeds=[1, 2, 11, 3, 4, 5, 6, 7], max_new_tokens=[1, 24, 24, 3, 24, 9, 24, 2], **settings
+    )
     assert got[place] == alone
     for i in (1, 4):  # greedy among sampled rows
         if settings["temperature"][i] == 0:
             assert got[i].text == tiny.greedy(prompts[i])
 
 
-def solo_rows(name):
+def slow(*names: str):
+    """All rows, some of them left to the slow run."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in names)) for name in common_table.ROWS]
+
+
+TREES = [name for name, row in common_table.ROWS.items() if row.kind is None]
+
+
+@pytest.mark.parametrize("name", slow("autoregressive", *TREES))
+def test_streaming_a_row_alone_gives_what_the_batch_gave(name):
+    """Tokens, counts and origins: `stream` at batch 1 equals `decode` at batch 8."""
     mixed = decoder(name)(PROMPTS, **MIXED)
     alone = dataclasses.replace(decoder(name), batch=1)
     for i, prompt in enumerate(PROMPTS):
@@ -120,21 +134,6 @@ def solo_rows(name):
             assert [len(block) - 1 for block in landed[1:]] == row.accepted
 
 
-REGISTERED = [name for name, row in common_table.ROWS.items() if row.kind is not None]
-
-
-@pytest.mark.parametrize("name", REGISTERED)
-def test_streaming_a_row_alone_gives_what_the_batch_gave(name):
-    """Tokens, counts and origins: `stream` at batch 1 equals `decode` at batch 8."""
-    solo_rows(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(common_table.ROWS.keys() - REGISTERED))
-def test_streaming_a_test_drafters_row_alone_gives_what_the_batch_gave(name):
-    solo_rows(name)
-
-
 def truncate(text, stop_ids):
     """The right answer for stop ids: up to and including the first."""
     ends = [i for i, token in enumerate(text) if token in stop_ids]
@@ -142,21 +141,19 @@ def truncate(text, stop_ids):
 
 
 def test_the_first_stop_id_ends_the_text_wherever_it_falls_in_a_block(name):
-    """DEV-08: stop id G[j] for every j of every row, alone or in a list with a later one and an id that never comes."""
-    for j in range(tiny.NUM_NEW):
-        lists = [[text[j]] if j % 2 else [text[(j + 3) % 24], text[j], 62] for text in TEXTS]
+    """DEV-08: stop id G[j] at all places, alone or in a list with a later one and an id that never comes."""
+    row = common_table.ROWS[name]
+    for j in range(0, tiny.NUM_NEW, 2):
+        places = [(j + 3 * i) % tiny.NUM_NEW for i in range(len(PROMPTS))]
+        lists = [[text[k]] if k % 2 else [text[(k + 3) % 24], text[k], 62] for text, k in zip(TEXTS, places)]
         for got, text, prompt, stops in zip(decoder(name)(PROMPTS, stop_ids=lists), TEXTS, PROMPTS, lists):
             expected, finish = truncate(text, stops)
             assert (got.text, got.finish) == (expected, finish)
-            row = common_table.ROWS[name]
-            if row.propose is not None and j in (2, 5, 11):
+            if row.propose is not None and j < 8:
                 propose = row.propose(tiny.noisy_twin(), common_table.random_table())
                 check_rounds(got, reference.speculate(prompt, expected, propose, len(got.offered), tiny.NUM_NEW))
-            metrics.summarize(running_acceptance(got), np.array([len(got.text)]))
-
-
-def running_acceptance(got):
-    return types.Acceptance(**{field.name: np.array([getattr(got, field.name)]) for field in running.ACCEPTANCE})
+            counts = {field.name: np.array([getattr(got, field.name)]) for field in running.ACCEPTANCE}
+            metrics.summarize(types.Acceptance(**counts), np.array([len(got.text)]))  # finds no contradiction
 
 
 def test_a_stop_id_beats_the_budget_in_the_same_block(name):
@@ -224,7 +221,7 @@ PARTS = (
     ((0,), {"temperature": 1.0, "min_p": 0.4}),
     ((0,), {"temperature": 0.0}),
 )
-SAMPLES = 4096  # rows of each part
+SAMPLES = 3000  # rows of each part
 
 
 def law_decoder(name: str, switch: str | None) -> running.Decoder:
@@ -240,9 +237,12 @@ def law_output(name: str, switch: str | None = None):
     """`[rows, 5]` new tokens and their origins."""
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0}
     settings = {
-        key: [value for _, part in PARTS for value in [part.get(key, neutral)] * SAMPLES] for key, neutral in settings.items()
+        key: [value for _, part in PARTS for value in [part.get(key, neutral)] * SAMPLES]
+        for key, neutral in settings.items()
     }
-    args, kwargs = law_decoder(name, switch).arguments([prompt for prompt, _ in PARTS for _ in range(SAMPLES)], **settings)
+    args, kwargs = law_decoder(name, switch).arguments(
+        [prompt for prompt, _ in PARTS for _ in range(SAMPLES)], **settings
+    )
     output = decode.decode(*args, **kwargs)
     assert (np.asarray(output.lengths) == 6).all()
     return np.asarray(output.tokens)[:, 1:], np.asarray(output.origin)[:, 1:]
@@ -259,13 +259,7 @@ def law_p_values(name: str, switch: str | None = None) -> list[float]:
     return values
 
 
-def law_rows():
-    """Some rows are left to the slow run: others walk the same trees, or none."""
-    slow = ("autoregressive", "token tree", "tree with auxiliary nodes")
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in slow)) for name in common_table.ROWS]
-
-
-@pytest.mark.parametrize("name", law_rows())
+@pytest.mark.parametrize("name", slow("autoregressive", "prompt_lookup", "token tree", "tree with auxiliary nodes"))
 def test_the_text_follows_the_targets_law(name):
     """T = 1; T = 0.7 with top-k and top-p; min-p; greedy rows beside them. See `laws.FALSE_ALARM`."""
     assert min(law_p_values(name)) > laws.FALSE_ALARM
@@ -286,7 +280,7 @@ def test_wrong_draft_laws_are_noticed(mistake, parts):
 
 
 def test_token_laws_and_acceptance_of_a_known_chain():
-    """DEV-06. Prefill emits the first token, so the round that starts at token 0 is the first of rows that continue 3 with 0."""
+    """DEV-06. Prefill emits the first token, so the round that starts at 0 is the first where 0 follows prompt 3."""
     assert np.allclose(np.linalg.matrix_power(P, 2)[0], [0.31, 0.18, 0.26, 0.25])
     assert np.allclose(np.linalg.matrix_power(P, 3)[0], [0.325, 0.294, 0.206, 0.175])
     assert np.isclose(laws.accepted_law(P, Q, 0, 3) @ np.arange(4), 1.1435)

@@ -55,7 +55,7 @@ def test_the_cache_holds_the_committed_tokens_without_the_pending_one():
 
 
 def test_the_drafter_sees_every_committed_token_once_with_its_features():
-    """`extend` gets prompt chunks and accepted paths alike, and the context's features belong to the pending token's parent."""
+    """Prompt chunks and accepted paths alike; the context's features belong to the pending token's parent."""
     decode_tree = decoder("token tree")
     state = decode_tree.last_state(PROMPTS, **ENDINGS)
     assert not state.draft["wrong_features"].any()
@@ -179,7 +179,7 @@ def test_a_finished_row_keeps_its_state():
 
 
 def test_drafts_behind_the_end_are_not_held_against_the_draft():
-    """A stop token inside an accepted block ends it: what stood behind was neither accepted nor tested, so alpha stays 1."""
+    """A stop token ends an accepted block: what stood behind was neither accepted nor tested, so alpha stays 1."""
     target = tiny.random_target()
     always_right = running.Decoder(target, *drafters.Standard(gamma=common_table.GAMMA).build(target, draft=target))
     rows = always_right(PROMPTS, stop_ids=[[text[2]] for text in TEXTS])
@@ -281,7 +281,7 @@ def test_the_compiled_loop_holds_no_copy_of_a_cache(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, row in common_table.ROWS.items() if row.kind is not None])
 def test_the_optimised_loop_needs_no_room_for_a_second_cache(name):
-    """At full optimisation and a capacity that dwarfs everything else: all scratch memory is smaller than one buffer."""
+    """At full optimisation and a capacity that dwarfs all else: scratch memory is smaller than one buffer."""
     jax.config.update("jax_disable_most_optimizations", False)
     try:
         compiled, size = compiled_loop(name, capacity=2184)
@@ -302,7 +302,9 @@ def test_freezing_finished_rows_by_selection_would_copy(monkeypatch):
         return after.replace(cache=after.cache.replace(keys=frozen[0], values=frozen[1]))
 
     monkeypatch.setattr(decode, "decode_step", freezing)
-    fresh = jax.jit(lambda *args, **kwargs: decode.run(*args, **kwargs), static_argnames=("drafter", "verifier"), donate_argnums=2)
+    fresh = jax.jit(
+        lambda *args, **kwargs: decode.run(*args, **kwargs), static_argnames=("drafter", "verifier"), donate_argnums=2
+    )
     inside, _ = copies(*compiled_loop("autoregressive", fresh))
     assert any(" copy(" in line for line in inside)
 

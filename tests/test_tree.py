@@ -70,11 +70,11 @@ def test_random_trees_of_one_batch():
 def test_a_chain_is_a_tree_of_width_one():
     drafts, root = jnp.array([[5, 6, 7], [8, 9, 0]]), jnp.array([1, 2])
     chain = tree_lib.chain(root, drafts)
-    tree = tree_lib.from_parents(
-        jnp.array([[1, 5, 6, 7], [2, 8, 9, 0]]), jnp.array([[-1, 0, 1, 2]] * 2), max_depth=3
-    )
+    tree = tree_lib.from_parents(jnp.array([[1, 5, 6, 7], [2, 8, 9, 0]]), jnp.array([[-1, 0, 1, 2]] * 2), max_depth=3)
     assert jax.tree.structure(chain) == jax.tree.structure(tree)
-    assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(chain), jax.tree.leaves(tree)))
+    assert all(
+        np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(chain), jax.tree.leaves(tree))
+    )
 
 
 def test_a_chain_may_be_shorter_in_some_rows_and_carries_its_laws():

@@ -1,4 +1,4 @@
-"""Verifiers: the walk against a plain reference, the reference against exact laws, the sampled law, and mistakes that show."""
+"""Verifiers: the walk against a plain reference, that against exact laws, the sampled law, and mistakes that show."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def walk(monkeypatch, tree: types.TokenTree, target_laws, uniforms):
 
 
 def random_trees(rng, batch: int, num_nodes: int, vocab_size: int):
-    """Tokens, parents and `[B, N, V]` laws. A fifth of the nodes are no children, laws have zeros, siblings may be equal."""
+    """Tokens, parents and `[B, N, V]` laws: a fifth of the nodes auxiliary, laws with zeros, equal siblings."""
     parents = np.stack([[rng.integers(0, max(i, 1)) for i in range(num_nodes)] for _ in range(batch)])
     parents = np.where(rng.random(parents.shape) < 0.2, -2, parents)
     parents[:, 0] = -1
@@ -89,8 +89,8 @@ def test_the_walk_is_that_of_the_reference(monkeypatch, kind):
     assert seen >= {1, 2, 3, 4}
 
 
-# `p` target law, `q` draft law, drafted token, uniform -> accepted, law of the next token (the bonus law is uniform). Numbers are
-# exact in binary.
+# `p` target law, `q` draft law, drafted token, uniform -> accepted, law of the next token (the bonus law is uniform).
+# Numbers are exact in binary.
 HALF, QUARTER = [0.5, 0.5, 0, 0], [0.25] * 4
 STEPS = [
     # Strict: r q equals p, so the draft falls. What p has beyond q is token 1's alone.
@@ -117,7 +117,9 @@ STEPS = [
 def test_single_steps_worked_by_hand(monkeypatch):
     target, draft, token, uniform, expected, law = map(list, zip(*STEPS))
     tree = tree_lib.chain(
-        jnp.zeros(len(STEPS), jnp.int32), jnp.asarray(token)[:, None], draft_probs=jnp.asarray(draft, jnp.float32)[:, None]
+        jnp.zeros(len(STEPS), jnp.int32),
+        jnp.asarray(token)[:, None],
+        draft_probs=jnp.asarray(draft, jnp.float32)[:, None],
     )
     laws_ = np.stack([np.float32(target), np.full((len(STEPS), 4), 0.25, np.float32)], axis=1)
     accepted, _, got = walk(monkeypatch, tree, laws_, np.float32(uniform)[:, None].repeat(2, axis=1))
@@ -129,7 +131,7 @@ def test_single_steps_worked_by_hand(monkeypatch):
 @pytest.mark.parametrize("kind", ["without replacement", "with replacement", "deterministic"])
 @pytest.mark.parametrize("parents", [(-1, 0, 1), (-1, 0, 0, 0), (-1, 0, 0, 1, 1), (-1, 0, 0, 2, -2, 2)])
 def test_the_reference_gives_the_targets_law_exactly(kind, parents):
-    """Exact fractions over every draw of the tree and every outcome of its walk; the rest of the text comes from the target."""
+    """Exact fractions over every draw of the tree and every outcome of its walk; the target writes what follows."""
     size = 3
     chain = lambda rows: [[Fraction(x, sum(row)) for x in row] for row in rows]
     target, draft = chain([[1, 6, 2], [3, 1, 3], [2, 2, 5]]), chain([[4, 2, 1], [1, 4, 4], [7, 1, 3]])
@@ -243,14 +245,12 @@ def softmax_residual(target, draft):
     [
         # min(p, q) = [.1, .1, .2, .2], and 0.4 of the softmax of [.3, 0, .1, 0].
         ("DEV-03", softmax_residual, None, np.array([0.1, 0.1, 0.2, 0.2]) + 0.4 * SOFTMAX / SOFTMAX.sum()),
-        # No residual at all: the replacement comes from p.
-        ("DEV-03", lambda p, q: p, None, np.array([0.1, 0.1, 0.2, 0.2]) + 0.4 * np.array([0.4, 0.1, 0.3, 0.2])),
         # Raw q: everything passes, so the text follows the filtered draft.
         ("DEV-06 top-k", None, [0.4, 0.3, 0.2, 0.1], [0.4 / 0.7, 0.3 / 0.7, 0, 0]),
         # Token 0 proposed for certain, judged by its softmax 0.6: .5 / .6 passes, and token 1 never comes.
         ("DEV-05", None, [0.6, 0.3, 0.1], [5 / 6, 0, 1 / 6]),
     ],
-    ids=["softmax residual", "no residual", "raw draft law", "softmax of an argmax draft"],
+    ids=["softmax residual", "raw draft law", "softmax of an argmax draft"],
 )
 def test_mistakes_show(monkeypatch, name, patch, judge, wrong):
     """Each gives the law it is known for, which the test above refuses."""
@@ -283,7 +283,9 @@ def test_the_closed_form_is_the_general_walk_on_one_hot_laws():
     argmax = np.asarray(jnp.argmax(logits, axis=-1))
     for row in range(200):
         node, path = 0, [0]
-        while children := [i for i in range(num_nodes) if parents[row, i] == node and tokens[row, i] == argmax[row, node]]:
+        while children := [
+            i for i in range(num_nodes) if parents[row, i] == node and tokens[row, i] == argmax[row, node]
+        ]:
             node = children[0]
             path.append(node)
         assert closed.path[row, : closed.num_accepted[row] + 1].tolist() == path
@@ -298,7 +300,10 @@ def test_synthetic_accepts_at_its_rate_and_says_that_it_is_not_lossless():
     logits = jnp.log(jnp.full((batch, gamma + 1, 4), 0.25)).at[:, :, 1].set(-jnp.inf)  # the target never says 1
     run = jax.jit(lambda *args: verify.verify(verify.Synthetic(rate), *args))
     verdict = run(
-        jax.random.split(jax.random.key(0), batch), tree, logits, sampling.make(batch, max_new_tokens=1, temperature=1.0)
+        jax.random.split(jax.random.key(0), batch),
+        tree,
+        logits,
+        sampling.make(batch, max_new_tokens=1, temperature=1.0),
     )
     full, short = np.asarray(verdict.num_accepted).reshape(2, -1)
     assert laws.follows(np.bincount(full, minlength=4), [0.3, 0.7 * 0.3, 0.49 * 0.3, 0.343])

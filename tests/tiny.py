@@ -1,12 +1,13 @@
 """Two small models whose right answers are known.
 
-Fixture B, the bigram checkpoint: a Llama-shaped model whose attention and feed-forward outputs are zero, so that the logits
-after token x are row x of a chosen matrix. With a successor matrix every accepted length can be walked by hand; with the
-logarithm of a transition matrix the law of the text is a product of matrices.
+Fixture B, the bigram checkpoint: a Llama-shaped model whose attention and feed-forward outputs are zero, so that the
+logits after token x are row x of a chosen matrix. With a successor matrix every accepted length can be walked by hand;
+with the logarithm of a transition matrix the law of the text is a product of matrices.
 
-Fixture R, the random tiny model: attention matters, so faults in cache and positions change tokens. Its reference is the
-uncached float64 loop of `reference.py`. The prompts were searched: along each greedy path the two best logits stay more
-than 1e-2 apart, so that float noise cannot flip a token, and no path but the last falls into a short loop.
+Fixture R, the random tiny model: attention matters, so faults in cache and positions change tokens. Its reference is
+the uncached float64 loop of `reference.py`. The prompts were searched: along each greedy path the two best logits stay
+more than 1e-2 apart, so that float noise cannot flip a token, and no path falls into a short loop for good (some repeat
+themselves for a while, which is what prompt lookup lives on).
 """
 
 from __future__ import annotations
@@ -32,19 +33,32 @@ def target(config: model_config.TransformerConfig, params: dict) -> types.Target
 # Fixture B.
 
 
-def bigram(logits: np.ndarray, max_positions: int = 256) -> types.Target:
-    """Fixture B: the logits after token x are `logits[x]`, up to float32 rounding."""
+def bigram(logits: np.ndarray, config: model_config.TransformerConfig | None = None) -> types.Target:
+    """Fixture B: the logits after token x are `logits[x]`, up to float32 rounding.
+
+    Args:
+      logits: `[N, N]`.
+      config: a larger model to put it in, so that both share compiled programs. It needs N <= width; its other tokens
+        get logits of -30.
+    """
     size = len(logits)
-    config = model_config.TransformerConfig(
-        vocab_size=size, num_layers=1, width=size, num_heads=1, num_kv_heads=1, head_size=2, ffn_size=2,
-        max_positions=max_positions,
-    )  # fmt: skip
+    if config is None:
+        config = model_config.TransformerConfig(
+            vocab_size=size, num_layers=1, width=size, num_heads=1, num_kv_heads=1, head_size=2, ffn_size=2,
+            max_positions=256,
+        )  # fmt: skip
     params = checkpoints.random_params(config)
-    layer = params["layers"][0]
-    layer |= {name: np.zeros_like(layer[name]) for name in ("output", "down")}
-    layer |= {name: np.ones_like(layer[name]) for name in ("attention_norm", "ffn_norm")}
-    # The last norm turns 10 e_x into sqrt(V) e_x.
-    params |= {"embed": 10 * np.eye(size), "final_norm": np.ones(size), "head": logits.T / math.sqrt(size)}
+    for layer in params["layers"]:
+        layer |= {name: np.zeros_like(layer[name]) for name in ("output", "down")}
+        layer |= {name: np.ones_like(layer[name]) for name in ("attention_norm", "ffn_norm")}
+    # The last norm turns 10 e_x into sqrt(E) e_x.
+    head = np.full((config.vocab_size, config.width), -30.0)
+    head[:size, :size] = logits.T
+    params |= {
+        "embed": 10 * np.eye(config.vocab_size, config.width),
+        "final_norm": np.ones(config.width),
+        "head": head / math.sqrt(config.width),
+    }
     return target(config, params)
 
 

@@ -27,8 +27,8 @@ class TokenTree(base.Bound):
     Also keeps what the driver hands it: the tokens and features that `extend` saw, and whether the context's features
     belonged to the node that produced the pending token.
 
-    Parameters: `parents` [N] (-2 makes a node auxiliary), `table` [V, R] candidates after each token, best first, and `rank`
-    [N], which of them a node takes. An auxiliary node takes its candidate after the root and sees every node.
+    Parameters: `parents` [N] (-2 makes a node auxiliary), `table` [V, R] candidates after each token, best first, and
+    `rank` [N], which of them a node takes. An auxiliary node takes its candidate after the root and sees every node.
     """
 
     num_nodes: int
@@ -86,8 +86,8 @@ def by_hand(params: dict, tokens: list[int]) -> tuple[list[int], list[int]]:
 class SampledTree(base.Bound):
     """Every node drawn from a table's law under the row's filters; siblings with or without replacement.
 
-    Parameters: `parents` [N]; `logits` [V, V] after each token; switches `replace` (siblings are independent draws; otherwise
-    each is drawn from what its elder siblings left and the law it carries is that conditional one), and three mistakes for
+    Parameters: `parents` [N]; `logits` [V, V] after each token; switches `replace` (siblings are independent draws;
+    otherwise each is drawn from what its elder siblings left and carries that conditional law), and three mistakes for
     tests that must fail: `raw` (carry the law before the filters), `argmax` (take the likeliest token but carry the
     law), `joint` (draw without replacement but carry the unconditional law).
     """
@@ -111,7 +111,9 @@ class SampledTree(base.Bound):
                 logits = draft["logits"][tokens[jnp.maximum(parent, 0)]]
                 full = sampling_lib.law(logits, row, filtered)
                 elder = (parents == parent) & (order < node)
-                taken = jnp.zeros(size, bool).at[jnp.where(elder, tokens, size)].set(True, mode="drop") & ~draft["replace"]
+                taken = (
+                    jnp.zeros(size, bool).at[jnp.where(elder, tokens, size)].set(True, mode="drop") & ~draft["replace"]
+                )
                 left = jnp.where(taken, 0, full)
                 # A law with nothing left gives no child, and a node that is none has no children.
                 there = (parent >= 0) & (jnp.sum(left) > 0) & (parents[jnp.maximum(parent, 0)] != tree_lib.PADDING)

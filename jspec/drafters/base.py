@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, ClassVar
 
 import jax
@@ -64,11 +65,13 @@ def pending(context: types.Context) -> jax.Array:
     return jnp.take_along_axis(context.tokens, context.length[:, None] - 1, axis=1)[:, 0]
 
 
-def check_gamma(gamma: int) -> None:
-    """Refuse a negative draft length; 0 is plain decoding.
+def check_count(name: str, value: int, smallest: int) -> None:
+    """Refuse a setting that is no whole number, or below the smallest that makes sense.
 
     Raises:
-      ValueError: gamma is negative.
+      ValueError: naming the setting, the value and the limit.
     """
-    if gamma < 0:
-        raise ValueError(f"gamma {gamma} is negative; the smallest draft length is 0 (plain decoding)")
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise ValueError(f"{name} {value!r} is not a whole number")
+    if value < smallest:
+        raise ValueError(f"{name} {value} is below {smallest}")

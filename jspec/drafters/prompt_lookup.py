@@ -39,9 +39,9 @@ class PromptLookup:
     prefer: Literal["recent", "first"] = "recent"
 
     def __post_init__(self):
-        base.check_gamma(self.gamma)
-        if not 1 <= self.min_ngram <= self.max_ngram:
-            raise ValueError(f"min_ngram {self.min_ngram} is not between 1 and max_ngram {self.max_ngram}")
+        base.check_count("gamma", self.gamma, 0)  # 0 is plain decoding
+        base.check_count("min_ngram", self.min_ngram, 1)
+        base.check_count("max_ngram", self.max_ngram, self.min_ngram)
 
     def build(self, target: types.Target) -> tuple[BoundPromptLookup, tuple]:
         """See `types.Drafter`."""

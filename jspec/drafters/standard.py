@@ -44,8 +44,8 @@ class Draft:
     def __post_init__(self):
         if (self.layers is None) == (self.reference is None):
             raise ValueError(f"draft needs exactly one of layers and reference; got {self.layers}, {self.reference!r}")
-        if self.layers is not None and self.layers < 1:
-            raise ValueError(f"draft layers {self.layers} is below 1")
+        if self.layers is not None:
+            base.check_count("layers", self.layers, 1)
 
 
 @base.register("standard")
@@ -61,7 +61,7 @@ class Standard:
     draft: Draft | None = None
 
     def __post_init__(self):
-        base.check_gamma(self.gamma)
+        base.check_count("gamma", self.gamma, 0)  # 0 is plain decoding
 
     def build(
         self, target: types.Target, *, draft: types.Target | None = None

@@ -88,6 +88,10 @@ class TransformerConfig:
     windows: tuple[int | None, ...] = ()
 
     def __post_init__(self):
+        sizes = ("vocab_size", "num_layers", "width", "num_heads", "num_kv_heads", "head_size", "ffn_size")
+        for name in (*sizes, "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is below 1")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if self.head_size % 2:

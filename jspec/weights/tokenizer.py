@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.weights import chat_templates, extras, gguf_tokenizers, references
+from jspec import extras
+from jspec.weights import chat_templates, gguf_tokenizers, references
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -78,7 +79,7 @@ class Tokenizer:
         Raises:
           ValueError: no tokenizer.json, or a file that cannot be read.
         """
-        library = extras.require("tokenizers")
+        library = extras.require("tokenizers", "weights")
         folder = pathlib.Path(folder)
         path = folder / "tokenizer.json"
         if not path.is_file():

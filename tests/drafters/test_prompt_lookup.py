@@ -11,7 +11,7 @@ import pytest
 
 from jspec import drafters
 from jspec.drafters import prompt_lookup
-from tests import reference, running, tiny
+from tests import checkpoints, reference, running, tiny
 
 pytestmark = pytest.mark.usefixtures("small_programs")
 
@@ -44,7 +44,13 @@ def test_hand_worked_matches():
     # (4, 9) stands earlier; what follows it ends with the text, and nothing is padded.
     assert look_up([TEXT], gamma=3, max_ngram=2) == [[30, 8, 17]]
     # The tail does not match itself, a single token has nothing before it, and an empty text has no tail.
-    assert look_up([TEXT, [1, 2, 3, 4], [9], [], [7, 7, 7]], gamma=10, max_ngram=2) == [[30, 8, 17, 4, 9], [], [], [], [7]]
+    assert look_up([TEXT, [1, 2, 3, 4], [9], [], [7, 7, 7]], gamma=10, max_ngram=2) == [
+        [30, 8, 17, 4, 9],
+        [],
+        [],
+        [],
+        [7],
+    ]
     # The longest suffix wins over a later, shorter one: (1, 2) before 5, then 2 alone before 6.
     assert look_up([[1, 2, 5, 2, 6, 1, 2]], gamma=1, max_ngram=2) == [[5]]
     assert look_up([[1, 2, 5, 2, 6, 1, 2]], gamma=1, max_ngram=1) == [[6]]
@@ -56,7 +62,9 @@ def test_of_several_places_the_most_recent_unless_told_otherwise():
     assert look_up([TWICE], gamma=2, prefer="first") == [[30, 5]]
 
 
-@pytest.mark.parametrize("settings", [{"gamma": 8}, {"gamma": 3, "prefer": "first", "min_ngram": 2, "max_ngram": 4}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"gamma": 8}, {"gamma": 3, "prefer": "first", "min_ngram": 2, "max_ngram": 4}], ids=str
+)
 def test_brute_force_over_all_places(settings):
     rng = np.random.default_rng(0)
     texts = [rng.integers(0, 3, rng.integers(1, SLOTS + 1)).tolist() for _ in range(64)]
@@ -67,21 +75,22 @@ def test_brute_force_over_all_places(settings):
 
 def test_texts_of_a_known_chain():
     """DEV-10 and DEV-11: a cycle is found, the budget is kept, and a wrong first draft is noticed."""
-    target = tiny.bigram(tiny.successor({13: 11}))
-    decode = running.Decoder(
-        target, *drafters.PromptLookup(gamma=4).build(target), width=5, capacity=21, max_new=16, chunk=5
-    )
+    target = tiny.bigram(tiny.successor({13: 11}), checkpoints.RANDOM)  # shares fixture R's program
+    decode = running.Decoder(target, *drafters.PromptLookup(gamma=4).build(target))
     cycle = [11, 12, 13, 11, 12]
     prompts = [cycle, cycle, [1, 1, 1], [0]]
     rows = decode(prompts, max_new_tokens=[2, 16, 3, 6])
     assert [row.text for row in rows] == [[13, 11], [13, 11, 12] * 5 + [13], [2, 3, 4], [1, 2, 3, 4, 5, 6]]
     for row, prompt, budget in zip(rows, prompts, [2, 16, 3, 6]):
-        walked = reference.speculate(prompt, row.text, lambda text: reference.chain(reference.lookup(text, 4)), 4, budget)
+        walked = reference.speculate(
+            prompt, row.text, lambda text: reference.chain(reference.lookup(text, 4)), 4, budget
+        )
         assert (row.accepted, row.drafted) == (walked.accepted, walked.drafted)
     # The first row had one token of budget left behind prefill's 13, so nothing was offered.
     assert (rows[0].drafted, rows[0].origins) == (0, ["prefill", "undrafted"])
-    # Behind 11, 12, 13, 11, 12, 13 the last three tokens stand once more, with 11, 12, 13 behind them: all pass, and the bonus
-    # is 11. Now 13, 11 and 12, 13, 11 stand before; most recent are those three places back: 12, 13, 11 again, and so on.
+    # Behind 11, 12, 13, 11, 12, 13 the last three tokens stand once more, with 11, 12, 13 behind them: all pass, and
+    # the bonus is 11. Now 13, 11 and 12, 13, 11 stand before; most recent are those three places back: 12, 13, 11
+    # again, and so on.
     assert rows[1].accepted == [3, 3, 3, 2]
     # [1, 1, 1] proposes 1; prefill says 2, behind which nothing is known.
     assert rows[2].accepted == [0, 0] and rows[2].origins == ["prefill", "undrafted", "undrafted"]

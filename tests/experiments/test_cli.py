@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from experiments import cli, prompt_sets, run_folder
-from jspec import config as config_lib
-from jspec import metrics
+from jspec import extras, metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +123,7 @@ def others_folder(config):
 
 
 def missing_extra(config):
-    config_lib.require("no_such_module", "weights")
+    extras.require("no_such_module", "weights")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,10 @@ def missing_extra(config):
         (full_disk, "error: runs/x/results.jsonl: No space left on device"),
         (unwritable_folder, "error: cannot write file/run: Not a directory"),
         (others_folder, "error: run belongs to a run of another config"),
-        (missing_extra, "error: no_such_module is not installed: pip install 'jspec[weights]'"),
+        (
+            missing_extra,
+            "error: no_such_module is not installed; it comes with the extra 'weights': pip install -e '.[weights]'",
+        ),
     ],
 )
 def test_a_users_mistake_inside_main_is_one_line_and_exit_code_2(script, main, message):

@@ -44,8 +44,9 @@ def test_other_scalings_worked_by_hand():
         (None, base, 1),
         (model_config.RopeScaling("linear", 4.0), base / 4, 1),
         (model_config.RopeScaling("factors", 2.0, factors=(1.0, 1.0, 3.0, 4.0)), base / [2, 2, 6, 8], 1),
-        # The pairs that turn 32 times and once over 64 positions are number 8 ln(64 / (32 2 pi)) / (2 ln 10000) = -0.50 and
-        # 8 ln(64 / 2 pi) / (2 ln 10000) = 1.01: a ramp from 0 to 2, so pair 1 is half and half. 0.1 ln 4 + 1 = 1.138629.
+        # The pairs that turn 32 times and once over 64 positions are number 8 ln(64 / (32 2 pi)) / (2 ln 10000) = -0.50
+        # and 8 ln(64 / 2 pi) / (2 ln 10000) = 1.01: a ramp from 0 to 2, so pair 1 is half and half. 0.1 ln 4 + 1 =
+        # 1.138629.
         (
             model_config.RopeScaling("yarn", 4.0, original_max_position=64),
             base * [1, 0.5 + 0.5 / 4, 1 / 4, 1 / 4],
@@ -69,7 +70,9 @@ def test_pairs_half_a_head_apart_are_turned_together():
     x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
     # Pairs (1, 3) and (2, 4), turned by 3 and by 0.03 radians.
     c, s, d, t = np.cos(3), np.sin(3), np.cos(0.03), np.sin(0.03)
-    assert np.allclose(layers.rotate(x, (cos, sin)).ravel(), [c - 3 * s, 2 * d - 4 * t, 3 * c + s, 4 * d + 2 * t], atol=1e-6)
+    assert np.allclose(
+        layers.rotate(x, (cos, sin)).ravel(), [c - 3 * s, 2 * d - 4 * t, 3 * c + s, 4 * d + 2 * t], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("tokens", [(1,), (2, 1), (3, 5), (64,)])

@@ -9,6 +9,8 @@ import pytest
 from jspec.models import config as model_config
 from tests import checkpoints
 
+pytestmark = pytest.mark.usefixtures("small_programs")
+
 
 @pytest.mark.parametrize(
     "changes,words",
@@ -24,14 +26,17 @@ def test_configs_that_make_no_model(changes, words):
 
 
 def test_configs_hash_by_value():
-    assert hash(checkpoints.with_options()) == hash(checkpoints.RANDOM) and checkpoints.with_options() == checkpoints.RANDOM
+    assert (
+        hash(checkpoints.with_options()) == hash(checkpoints.RANDOM)
+        and checkpoints.with_options() == checkpoints.RANDOM
+    )
     assert checkpoints.with_options(norm_eps=1e-6) != checkpoints.RANDOM
 
 
 def test_random_parameters_have_the_shapes_asked_for():
     config = checkpoints.with_options(qkv_bias=True, output_bias=True, ffn_bias=True, qk_norm=True)
     shapes = model_config.param_shapes(config)
-    params = model_config.init_params(jax.random.key(0), config)
+    params = jax.jit(model_config.init_params, static_argnums=1)(jax.random.key(0), config)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
     layer = params["layers"][1]
     assert layer["qkv"].shape == (4 * 8 + 2 * 2 * 8, 32) and layer["gate_up"].shape == (128, 32)

@@ -154,7 +154,7 @@ def test_each_node_of_a_tree_sees_its_own_past(name):
         assert all(close(buffer[row, :, :fits], exact[:, :fits]) for buffer, exact in zip(after.keys, expected.keys))
 
 
-@pytest.mark.parametrize("name", ["llama", "others"])
+@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.slow), "others"])
 def test_a_scratch_block_reads_as_if_it_were_committed(name):
     """Drafts that grow in a scratch block, one of whose places is unused, see the same past."""
     model, _ = model_and_params(name)
@@ -223,7 +223,7 @@ def test_the_first_layers_of_a_model():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "others"])
 def test_the_shipped_chunk_over_a_long_prefix(monkeypatch, name):
-    """More than two steps of the real loop over the prefix, at full optimisation, from a capacity that is no multiple of it."""
+    """More than two steps of the real loop over the prefix, fully optimised; the capacity is no multiple of a step."""
     monkeypatch.setattr(layers, "PREFIX_CHUNK", SHIPPED_CHUNK)
     jax.config.update("jax_disable_most_optimizations", False)
     try:
