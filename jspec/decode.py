@@ -269,6 +269,8 @@ def verify_and_commit(
     origin = jnp.where(order < accepted, ACCEPTED, ending[:, None]).astype(jnp.int8)
 
     # Commit. The first `count` nodes of the path stay: all that was emitted but the last token, which is pending next.
+    # A round tested one draft more than it accepted if it rejected one, and no stop id ended the row before that one.
+    tested = jnp.where(rejected & (count > verdict.num_accepted), count, jnp.minimum(accepted[:, 0], count))
     verdict = verdict.replace(num_accepted=count - 1)
     cache = kv.commit(state.cache, block_kv, verdict.path, count)
     draft = drafter.update(params, state.draft, state.context, tree, outputs, verdict)
@@ -284,7 +286,7 @@ def verify_and_commit(
         cache=cache,
         draft=draft,
         finish_reason=jnp.where(live, finish_reason, state.finish_reason),
-        acceptance=_count(state.acceptance, jnp.minimum(accepted[:, 0], count), count, offered, tree, live),
+        acceptance=_count(state.acceptance, jnp.minimum(accepted[:, 0], count), tested, offered, tree, live),
     )
 
 
@@ -298,16 +300,12 @@ def _append(row: jax.Array, block: jax.Array, length: jax.Array, count: jax.Arra
 def _count(
     acceptance: types.Acceptance,
     accepted: jax.Array,
-    emitted: jax.Array,
+    tested: jax.Array,
     offered: jax.Array,
     tree: types.TokenTree,
     live: jax.Array,
 ) -> types.Acceptance:
-    """Add one round; all arrays are `[B]`.
-
-    Of `emitted` tokens the last stands where a draft was tested and rejected, unless a stop id among the accepted ones
-    ended the row: what was behind it was offered, but its test decided nothing.
-    """
+    """Add one round. `accepted`, `tested` and `offered` are depths, `[B]`."""
     depth = jnp.arange(1, tree.max_depth + 1)
     one = live.astype(jnp.int32)
     is_offered = (depth <= offered[:, None]) & live[:, None]
@@ -315,7 +313,7 @@ def _count(
         rounds=acceptance.rounds + one,
         histogram=acceptance.histogram + (jnp.arange(tree.max_depth + 1) == accepted[:, None]) * one[:, None],
         offered=acceptance.offered + is_offered,
-        tested=acceptance.tested + (is_offered & (depth <= emitted[:, None])),
+        tested=acceptance.tested + (is_offered & (depth <= tested[:, None])),
         drafted=acceptance.drafted + jnp.sum(tree.parents >= 0, axis=1) * one,
     )
 

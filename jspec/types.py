@@ -124,7 +124,7 @@ class Acceptance:
     rounds:    target calls that verified this row (prefill is none).
     histogram: rounds that accepted exactly a drafts, a = 0 .. P - 1.
     offered:   rounds that offered a draft at depth i + 1 (the token budget may cut a block short).
-    tested:    rounds that tested one there: offered, and every shallower draft accepted.
+    tested:    rounds that tested one there: behind accepted drafts alone. What a stop id cuts off is not tested.
     drafted:   nodes offered, the root not counted.
     """
 

@@ -41,7 +41,9 @@ class PromptLookup:
     def __post_init__(self):
         base.check_count("gamma", self.gamma, 0)  # 0 is plain decoding
         base.check_count("min_ngram", self.min_ngram, 1)
-        base.check_count("max_ngram", self.max_ngram, self.min_ngram)
+        base.check_count("max_ngram", self.max_ngram, 1)
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
 
     def build(self, target: types.Target) -> tuple[BoundPromptLookup, tuple]:
         """See `types.Drafter`."""

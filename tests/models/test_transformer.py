@@ -41,8 +41,8 @@ CONFIGS = {
     ),
 }
 TOLERANCE = 1e-4  # float32 against float64: about ten times what is seen
-LENGTHS = [105, 40, 1, 16]  # of each row; one is a whole number of chunks
-CAPACITY = 121  # no multiple of the 16 slots that attention reads at a time
+LENGTHS = [115, 40, 1, 16]  # of each row; one is a whole number of chunks
+CAPACITY = 121  # attention reads 16 slots at a time: the last step over row 0 starts at slot 105, not 112
 FEATURES = (0, 1, "final")
 
 
