@@ -77,8 +77,10 @@ def write_block(block: BlockKV, new: BlockKV, start: int | jax.Array) -> BlockKV
 def commit(cache: KVCache, block: BlockKV, path: jax.Array, count: jax.Array) -> KVCache:
     """Append the first `count` tokens of `path` to each row.
 
-    A write beyond the last slot is dropped: `dynamic_update_slice` would clamp its start and overwrite history. The
-    scatter is vmapped over rows, since one indexed by `arange(B)` gathers a sharded batch on every device.
+    A write beyond the last slot is dropped: `dynamic_update_slice` alone would clamp its start and overwrite history.
+    The scatter is vmapped over rows, since one indexed by `arange(B)` gathers a sharded batch on every device. A single
+    row is written by a slice, blended with what stood there: a scatter on a CPU costs 60 microseconds, 60 of them more
+    than a tenth of a step.
 
     Args:
       cache: what is committed.
@@ -86,15 +88,27 @@ def commit(cache: KVCache, block: BlockKV, path: jax.Array, count: jax.Array) ->
       path: `[B, P]` indices into the block.
       count: `[B]` how many of them to keep; 0 leaves a row as it is.
     """
-    capacity = cache.capacity
+    capacity, batch = cache.capacity, path.shape[0]
+
+    def write_slice(buffer, part):  # [1, K, S, D], [1, K, T, D]
+        size = min(path.shape[1], capacity)
+        start = jnp.minimum(cache.length[0], capacity - size)
+        place = start + jnp.arange(size) - cache.length[0]  # in the path, of each slot of the slice
+        old = jax.lax.dynamic_slice_in_dim(buffer, start, size, axis=2)
+        new = part[:, :, path[0, jnp.clip(place, 0, path.shape[1] - 1)]].astype(buffer.dtype)
+        kept = (place >= 0) & (place < count[0])
+        return jax.lax.dynamic_update_slice_in_dim(buffer, jnp.where(kept[:, None], new, old), start, axis=2)
 
     def write(buffer, part, path, length, count):  # [K, S, D], [K, T, D], [P], [], []
         place = jnp.arange(path.shape[0])
         slots = jnp.where(place < count, length + place, capacity)
         return buffer.at[:, slots].set(part[:, path].astype(buffer.dtype), mode="drop")
 
-    write = jax.vmap(write)
-    each = lambda buffers, parts: tuple(
-        write(buffer, part, path, cache.length, count) for buffer, part in zip(buffers, parts)
-    )
+    if batch == 1:
+        each = lambda buffers, parts: tuple(map(write_slice, buffers, parts))
+    else:
+        write = jax.vmap(write)
+        each = lambda buffers, parts: tuple(
+            write(buffer, part, path, cache.length, count) for buffer, part in zip(buffers, parts)
+        )
     return KVCache(each(cache.keys, block.keys), each(cache.values, block.values), cache.length + count)
