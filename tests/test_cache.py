@@ -49,6 +49,24 @@ def test_commit_appends_the_path_and_drops_what_does_not_fit(donate):
         assert all(np.array_equal(a, b) for a, b in zip((*cache.keys, *cache.values), expected))
 
 
+def test_a_row_alone_is_written_as_in_the_batch():
+    # A single row takes another path: a slice, whose start is clamped at the end, blended with what stood there.
+    block, later = random_block(1), random_block(2)
+    cache = kv.init(CONFIG, BATCH, CAPACITY).replace(length=jnp.asarray(LENGTHS))
+    paths, counts = jnp.asarray(PATHS), jnp.asarray(COUNTS)
+    commit = jax.jit(kv.commit)
+    together = commit(commit(cache, block, paths, counts), later, paths, counts)
+    for row in range(BATCH):
+        only = lambda tree, row=row: jax.tree.map(lambda x: x[row : row + 1], tree)
+        alone = commit(only(cache), only(block), paths[row][None], counts[row][None])
+        alone = commit(alone, only(later), paths[row][None], counts[row][None])
+        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), alone, only(together))), row
+    # A path longer than the cache itself.
+    tiny = kv.init(CONFIG, 1, 2)
+    alone = commit(tiny, jax.tree.map(lambda x: x[:1], block), jnp.asarray([[0, 1, 2, 3]]), jnp.asarray([4]))
+    assert np.array_equal(alone.keys[0][0], block.keys[0][0, :, :2])
+
+
 def test_commit_keeps_the_caches_dtype():
     cache = kv.init(CONFIG, BATCH, CAPACITY, jnp.bfloat16)
     block = random_block(1)
