@@ -50,11 +50,17 @@ def loop_bodies(text: str) -> list[str]:
     return [body for line in entry for body in re.findall(r" while\(.*body=%?([\w.\-]+)", line)]
 
 
+def _whole(lines: list[str], size: int) -> list[tuple[str, str]]:
+    """Opcode and text of the instructions that produce `size` elements."""
+    matches = [(INSTRUCTION.match(line), line.strip()) for line in lines]
+    return [(m[3], line) for m, line in matches if m and m[2] and math.prod(map(int, m[2].split(","))) == size]
+
+
+def writes(lines: list[str], size: int) -> list[str]:
+    """Instructions that write into a buffer of `size` elements."""
+    return [line for opcode, line in _whole(lines, size) if opcode in ("scatter", "dynamic-update-slice")]
+
+
 def whole_buffers(lines: list[str], size: int) -> list[str]:
     """Instructions that produce `size` elements in another way than `IN_PLACE`, copies above all."""
-    found = []
-    for line in lines:
-        match = INSTRUCTION.match(line)
-        if match and match[2] and math.prod(map(int, match[2].split(","))) == size and match[3] not in IN_PLACE:
-            found.append(line.strip())
-    return found
+    return [line for opcode, line in _whole(lines, size) if opcode not in IN_PLACE]

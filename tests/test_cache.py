@@ -13,7 +13,7 @@ from jspec import cache as kv
 from tests import checkpoints
 
 CONFIG = checkpoints.RANDOM
-BATCH, CAPACITY, BLOCK = 8, 12, 6
+BATCH, CAPACITY, BLOCK = 8, 12, 16
 
 
 def random_block(seed: int, dtype=jnp.float32) -> kv.BlockKV:
@@ -23,48 +23,47 @@ def random_block(seed: int, dtype=jnp.float32) -> kv.BlockKV:
     return kv.BlockKV(layers(), layers(), jnp.zeros((BATCH, BLOCK), jnp.int32))
 
 
-# Lengths before, nodes kept (a tree path: not the first ones), and how many. Rows 4 and 5 run over the end, row 6 is
-# full.
-LENGTHS = [0, 3, 5, 0, 10, 11, 12, 7]
-PATHS = [[0, 2, 5, 5], [0, 1, 2, 3], [0, 4, 5, 5], [0, 3, 3, 3], [0, 1, 3, 4], [0, 2, 4, 5], [0, 1, 2, 3], [0, 5, 5, 5]]
-COUNTS = [3, 4, 0, 1, 4, 3, 2, 2]
+# Lengths before, nodes kept, and how many. Of the tree's rows 4 and 5 run over the end and row 6 is full; the chunk has
+# more places than the cache has slots.
+CASES = {
+    "paths of a tree": (
+        [0, 3, 5, 0, 10, 11, 12, 7],
+        [
+            [0, 2, 5, 5],
+            [0, 1, 2, 3],
+            [0, 4, 5, 5],
+            [0, 3, 3, 3],
+            [0, 1, 3, 4],
+            [0, 2, 4, 5],
+            [0, 1, 2, 3],
+            [0, 5, 5, 5],
+        ],
+        [3, 4, 0, 1, 4, 3, 2, 2],
+    ),
+    "a chunk longer than the cache": ([0, 3, 9, 0, 12, 5, 2, 11], [list(range(BLOCK))] * 8, [12, 4, 5, 0, 3, 16, 1, 1]),
+}
 
 
-@pytest.mark.parametrize("donate", [False, True])
-def test_commit_appends_the_path_and_drops_what_does_not_fit(donate):
-    first, second = random_block(1), random_block(2)
-    cache = kv.init(CONFIG, BATCH, CAPACITY).replace(length=jnp.asarray(LENGTHS))
-    expected = [np.array(x) for x in (*cache.keys, *cache.values)]
-    lengths = list(LENGTHS)
-    commit = jax.jit(kv.commit, donate_argnums=(0,) if donate else ())
-    for block in (first, second):
-        for buffer, part in zip(expected, (*block.keys, *block.values)):
-            for row, (path, count) in enumerate(zip(PATHS, COUNTS)):
-                for place, node in enumerate(path[:count]):
-                    if lengths[row] + place < CAPACITY:
-                        buffer[row, :, lengths[row] + place] = part[row, :, node]
-        lengths = [length + count for length, count in zip(lengths, COUNTS)]
-        cache = commit(cache, block, jnp.asarray(PATHS), jnp.asarray(COUNTS))
-        assert cache.length.tolist() == lengths
-        assert all(np.array_equal(a, b) for a, b in zip((*cache.keys, *cache.values), expected))
-
-
-def test_a_row_alone_is_written_as_in_the_batch():
-    # A single row takes another path: a slice, whose start is clamped at the end, blended with what stood there.
-    block, later = random_block(1), random_block(2)
-    cache = kv.init(CONFIG, BATCH, CAPACITY).replace(length=jnp.asarray(LENGTHS))
-    paths, counts = jnp.asarray(PATHS), jnp.asarray(COUNTS)
-    commit = jax.jit(kv.commit)
-    together = commit(commit(cache, block, paths, counts), later, paths, counts)
-    for row in range(BATCH):
-        only = lambda tree, row=row: jax.tree.map(lambda x: x[row : row + 1], tree)
-        alone = commit(only(cache), only(block), paths[row][None], counts[row][None])
-        alone = commit(alone, only(later), paths[row][None], counts[row][None])
-        assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), alone, only(together))), row
-    # A path longer than the cache itself.
-    tiny = kv.init(CONFIG, 1, 2)
-    alone = commit(tiny, jax.tree.map(lambda x: x[:1], block), jnp.asarray([[0, 1, 2, 3]]), jnp.asarray([4]))
-    assert np.array_equal(alone.keys[0][0], block.keys[0][0, :, :2])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("batch", [BATCH, 1])
+def test_commit_appends_the_path_and_drops_what_does_not_fit(case, batch):
+    """Twice in a row. A batch of one may take another way than a larger batch."""
+    commit = jax.jit(kv.commit, donate_argnums=0)
+    for rows in np.arange(BATCH).reshape(-1, batch):
+        lengths, paths, counts = (np.array(values)[rows] for values in CASES[case])
+        cache = kv.init(CONFIG, batch, CAPACITY).replace(length=jnp.asarray(lengths))
+        expected = [np.array(x) for x in (*cache.keys, *cache.values)]
+        for seed in (1, 2):
+            block = jax.tree.map(lambda x: x[rows], random_block(seed))
+            for buffer, part in zip(expected, (*block.keys, *block.values)):
+                for row in range(batch):
+                    for place, node in enumerate(paths[row, : counts[row]]):
+                        if lengths[row] + place < CAPACITY:
+                            buffer[row, :, lengths[row] + place] = part[row, :, node]
+            lengths = lengths + counts
+            cache = commit(cache, block, jnp.asarray(paths), jnp.asarray(counts))
+            assert cache.length.tolist() == lengths.tolist()
+            assert all(np.array_equal(a, b) for a, b in zip((*cache.keys, *cache.values), expected))
 
 
 def test_commit_keeps_the_caches_dtype():

@@ -13,8 +13,12 @@ pytestmark = pytest.mark.usefixtures("small_programs")
 
 
 def test_the_documented_example():
-    parents = jnp.array([[-1, 0, 0, 1, -2]])
-    tree = tree_lib.from_parents(jnp.arange(5)[None], parents, max_depth=2)
+    @jax.jit
+    def build(parents):
+        tree = tree_lib.from_parents(jnp.arange(5)[None], parents, max_depth=2)
+        return tree, tree_lib.offered_depth(tree), [tree_lib.has_children(tree, jnp.array([i])) for i in range(5)]
+
+    tree, offered, children = build(jnp.array([[-1, 0, 0, 1, -2]]))
     assert tree.depth.tolist() == [[0, 1, 1, 2, 0]]
     assert tree.mask[0].astype(int).tolist() == [
         [1, 0, 0, 0, 0],
@@ -23,9 +27,8 @@ def test_the_documented_example():
         [1, 1, 0, 1, 0],
         [0, 0, 0, 0, 1],
     ]
-    assert tree_lib.offered_depth(tree).tolist() == [2]
-    for node, has in enumerate([True, True, False, False, False]):
-        assert tree_lib.has_children(tree, jnp.array([node])).tolist() == [has]
+    assert offered.tolist() == [2]
+    assert [bool(has[0]) for has in children] == [True, True, False, False, False]
 
 
 def test_random_trees_of_one_batch():
@@ -69,8 +72,9 @@ def test_random_trees_of_one_batch():
 
 def test_a_chain_is_a_tree_of_width_one():
     drafts, root = jnp.array([[5, 6, 7], [8, 9, 0]]), jnp.array([1, 2])
-    chain = tree_lib.chain(root, drafts)
-    tree = tree_lib.from_parents(jnp.array([[1, 5, 6, 7], [2, 8, 9, 0]]), jnp.array([[-1, 0, 1, 2]] * 2), max_depth=3)
+    chain = jax.jit(tree_lib.chain)(root, drafts)
+    build = jax.jit(tree_lib.from_parents, static_argnames="max_depth")
+    tree = build(jnp.array([[1, 5, 6, 7], [2, 8, 9, 0]]), jnp.array([[-1, 0, 1, 2]] * 2), max_depth=3)
     assert jax.tree.structure(chain) == jax.tree.structure(tree)
     assert all(
         np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(jax.tree.leaves(chain), jax.tree.leaves(tree))
@@ -80,11 +84,12 @@ def test_a_chain_is_a_tree_of_width_one():
 def test_a_chain_may_be_shorter_in_some_rows_and_carries_its_laws():
     laws = jax.random.uniform(jax.random.key(0), (2, 3, 4))
     valid = jnp.array([[True, True, False], [False] * 3])
-    tree = tree_lib.chain(jnp.array([1, 2]), jnp.ones((2, 3), jnp.int32), valid=valid, draft_probs=laws)
+    chain = jax.jit(tree_lib.chain)
+    tree = chain(jnp.array([1, 2]), jnp.ones((2, 3), jnp.int32), valid=valid, draft_probs=laws)
     assert tree.parents.tolist() == [[-1, 0, 1, -2], [-1, -2, -2, -2]]
     assert tree_lib.offered_depth(tree).tolist() == [2, 0]
     assert np.array_equal(tree.draft_probs[:, 1:], laws)
 
-    alone = tree_lib.chain(jnp.array([1, 2]), jnp.zeros((2, 0), jnp.int32))
+    alone = chain(jnp.array([1, 2]), jnp.zeros((2, 0), jnp.int32))
     assert alone.tokens.tolist() == [[1], [2]] and alone.parents.tolist() == [[-1], [-1]] and alone.max_depth == 0
     assert tree_lib.offered_depth(alone).tolist() == [0, 0]
