@@ -5,7 +5,6 @@ Everything that is written for speed rather than for reading sits in `linear` an
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
@@ -19,7 +18,8 @@ from jspec.models import config as model_config
 PREFIX_CHUNK = {"cpu": 128}
 DEFAULT_PREFIX_CHUNK = 1024
 
-# A matrix-vector product on a CPU: jax 0.10 is faster with the vector as a row, later versions 4 times slower.
+# A matrix-vector product on a CPU: jax 0.10 is faster with the vector as a row if the matrix is not wide (a quarter of
+# the step), later versions are 4 times slower.
 ONE_TOKEN_AS_ROW = jax.__version_info__ < (0, 11)
 
 # Token counts whose products are fast on a CPU; one in between costs more than the next of these (9 more than 16).
@@ -44,7 +44,8 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
         y = flat @ weight.T
     elif flat.shape[0] == 1:
         row = jax.lax.optimization_barrier(flat)
-        y = jax.lax.optimization_barrier(row @ weight.T if ONE_TOKEN_AS_ROW else (weight @ row[0])[None])
+        as_row = ONE_TOKEN_AS_ROW and weight.shape[0] >= weight.shape[1]
+        y = jax.lax.optimization_barrier(row @ weight.T if as_row else (weight @ row[0])[None])
     else:
         count = flat.shape[0]
         fast = next((size for size in FAST_COUNTS if size >= count), count)
@@ -55,16 +56,21 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-    """Root-mean-square norm over the last axis, in float32."""
+    """Root-mean-square norm over the last axis, in float32.
+
+    It divides, and last: a compiler takes divisions for expensive and computes them once, where it would repeat a
+    product for every row of the matrix that follows.
+    """
     x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * scale
+    root = jnp.sqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (x32 * scale.astype(jnp.float32) / root).astype(x.dtype)
 
 
-ACTIVATIONS = {
-    "silu": jax.nn.silu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+# Of the gated unit: gate and linear half -> what enters the last product. Divides last, as the norm does.
+GATED = {
+    "silu": lambda gate, up: gate * up / (1 + jnp.exp(-gate)),
+    "gelu": lambda gate, up: jax.nn.gelu(gate, approximate=False) * up,
+    "gelu_tanh": lambda gate, up: jax.nn.gelu(gate, approximate=True) * up,
 }
 
 

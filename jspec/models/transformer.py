@@ -73,7 +73,7 @@ def _attention_block(layer, x, config, cache, scratch, index, tables, positions,
 def _feed_forward(layer, x, config):
     normed = layers.rms_norm(x, layer["ffn_norm"], config.norm_eps)
     gate, up = jnp.split(layers.linear(normed, layer["gate_up"], layer.get("gate_up_bias")), 2, axis=-1)
-    return layers.linear(layers.ACTIVATIONS[config.activation](gate) * up, layer["down"], layer.get("down_bias"))
+    return layers.linear(layers.GATED[config.activation](gate, up), layer["down"], layer.get("down_bias"))
 
 
 def forward(

@@ -96,6 +96,14 @@ def test_texts_of_a_known_chain():
     assert rows[2].accepted == [0, 0] and rows[2].origins == ["prefill", "undrafted", "undrafted"]
 
 
+@pytest.mark.slow
+def test_a_single_draft():
+    """DEV-17: K = 1; prompts of length 1 are among them."""
+    target = tiny.random_target()
+    rows = running.Decoder(target, *drafters.PromptLookup(gamma=1).build(target))(tiny.PROMPTS)
+    assert [row.text for row in rows] == [tiny.greedy(prompt) for prompt in tiny.PROMPTS]
+
+
 @pytest.mark.parametrize(
     "settings,words",
     [
