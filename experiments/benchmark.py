@@ -133,8 +133,7 @@ def main(config: Benchmark) -> dict:
     steps = len(methods) + sum(len(groups[task]) * len(methods) for _, task in open_cells)
     with cli.progress(steps, "benchmark") as advance:
         first = groups[open_cells[0][1]][0]
-        compiling = _in_threads(lambda method: runner.decode(method.name, first, 0.0, max_new_tokens=2), methods)
-        for method, _ in zip(methods, compiling):
+        for method, _ in zip(methods, _in_threads(lambda method: runner.compile(method.name, first), methods)):
             advance(f"compiled {method.name}")
         measured = runner.costs(groups, sorted({temperature for temperature, _ in open_cells}))
         for temperature, task in open_cells:
@@ -216,6 +215,16 @@ class _Runner:
         )
         return Decoded(jax.device_get(decode.output(state)), prefill_seconds, decode_seconds)
 
+    def compile(self, name: str, group: Group) -> None:
+        """Compile all that `decode` and `costs` call."""
+        self.decode(name, group, 0.0, max_new_tokens=2)
+        self._part(name, group.keys, group.padded, group.lengths, 0.0).verify()
+
+    def _part(self, name: str, keys, padded, lengths, temperature: float) -> costs.Part:
+        # A budget that cannot run out: it would leave nothing to draft.
+        sampling = self._sampling(temperature, self._capacity)
+        return costs.Part(self._programs[name], keys, padded, lengths, sampling=sampling, capacity=self._capacity)
+
     def costs(
         self, groups: dict[str, list[Group]], temperatures: Sequence[float]
     ) -> dict[float, dict[str, costs.Costs]]:
@@ -229,19 +238,12 @@ class _Runner:
             [row[:length] for row, length in zip(half.tokens, half.lengths)],
             self._capacity,
         )
+        arrays = first.keys, jnp.asarray(padded), jnp.asarray(lengths)
         measured = {}
         for temperature in temperatures:
-            # A budget that cannot run out: it would leave nothing to draft.
-            sampling = self._sampling(temperature, self._capacity)
-            arrays = first.keys, jnp.asarray(padded), jnp.asarray(lengths)
-
-            def compiled(program, sampling=sampling, arrays=arrays):
-                part = costs.Part(program, *arrays, sampling=sampling, capacity=self._capacity)
-                part.verify()
-                return part
-
-            parts = dict(zip(self._programs, _in_threads(compiled, self._programs.values())))
-            measured[temperature] = costs.measure(parts)
+            measured[temperature] = costs.measure(
+                {name: self._part(name, *arrays, temperature) for name in self._programs}
+            )
         return measured
 
 
