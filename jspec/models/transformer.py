@@ -50,9 +50,21 @@ def head(model: Model, states: jax.Array) -> jax.Array:
     return layers.linear(states, weight).astype(jnp.float32)
 
 
-def _attention_block(layer, x, config, cache, scratch, index, tables, positions, visible):
-    batch, length, _ = x.shape
-    normed = layers.rms_norm(x, layer["attention_norm"], config.norm_eps)
+def attend(layer, normed, config, cache, scratch, index, tables, positions, visible):
+    """Self-attention of one layer: its `[B, T, E]` contribution, and the block's keys and values `[B, K, T, D]`.
+
+    Args:
+      layer: its parameters.
+      normed: `[B, T, in]` what the projections read.
+      config: of the layer.
+      cache: of all layers, read at `index`.
+      scratch: earlier blocks that are not committed, or None.
+      index: of the layer.
+      tables: `layers.rope_tables` at the block's positions.
+      positions: `[B, T]`.
+      visible: `[B, T, M + T]` over scratch and block.
+    """
+    batch, length, _ = normed.shape
     fused = layers.linear(normed, layer["qkv"], layer.get("qkv_bias"))
     fused = fused.reshape(batch, length, config.num_heads + 2 * config.num_kv_heads, config.head_size)
     query, key, value = jnp.split(fused, [config.num_heads, config.num_heads + config.num_kv_heads], axis=2)
@@ -70,10 +82,18 @@ def _attention_block(layer, x, config, cache, scratch, index, tables, positions,
     return layers.linear(mixed.reshape(batch, length, -1), layer["output"], layer.get("output_bias")), key, value
 
 
-def _feed_forward(layer, x, config):
+def feed_forward(layer, x, config):
+    """The gated unit behind its norm: its `[B, T, E]` contribution."""
     normed = layers.rms_norm(x, layer["ffn_norm"], config.norm_eps)
     gate, up = jnp.split(layers.linear(normed, layer["gate_up"], layer.get("gate_up_bias")), 2, axis=-1)
     return layers.linear(layers.GATED[config.activation](gate, up), layer["down"], layer.get("down_bias"))
+
+
+def embed(model: Model, tokens: jax.Array) -> jax.Array:
+    """What the first layer reads, `[..., E]`."""
+    x = model.params["embed"][tokens]
+    scale = model.config.embedding_scale
+    return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)
 
 
 def forward(
@@ -110,17 +130,16 @@ def forward(
         key_positions = jnp.concatenate([scratch.positions, positions], axis=1)
     distance = positions[:, :, None] - key_positions[:, None, :]
 
-    x = params["embed"][tokens]
-    if config.embedding_scale != 1.0:
-        x = x * jnp.asarray(config.embedding_scale, x.dtype)
+    x = embed(model, tokens)
     features, keys, values = {}, [], []
     for index, layer in enumerate(params["layers"]):
         features[index] = x
         window = config.window(index)
         visible = mask if window is None else mask & (distance < window)
-        mixed, key, value = _attention_block(layer, x, config, cache, scratch, index, tables, positions, visible)
+        normed = layers.rms_norm(x, layer["attention_norm"], config.norm_eps)
+        mixed, key, value = attend(layer, normed, config, cache, scratch, index, tables, positions, visible)
         x = x + mixed
-        x = x + _feed_forward(layer, x, config)
+        x = x + feed_forward(layer, x, config)
         keys.append(key)
         values.append(value)
     features["final"] = final = layers.rms_norm(x, params["final_norm"], config.norm_eps)
