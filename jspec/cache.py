@@ -74,6 +74,16 @@ def write_block(block: BlockKV, new: BlockKV, start: int | jax.Array) -> BlockKV
     )
 
 
+def append_block(block: BlockKV, new: BlockKV) -> BlockKV:
+    """The tokens of two blocks, one behind the other."""
+    join = lambda one, other: jnp.concatenate([one, other], axis=2)
+    return BlockKV(
+        keys=tuple(map(join, block.keys, new.keys)),
+        values=tuple(map(join, block.values, new.values)),
+        positions=jnp.concatenate([block.positions, new.positions], axis=1),
+    )
+
+
 def commit(cache: KVCache, block: BlockKV, path: jax.Array, count: jax.Array) -> KVCache:
     """Append the first `count` tokens of `path` to each row.
 

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jspec import topology as topology_lib
 from jspec import types
 
 PADDING = -2
@@ -71,20 +73,12 @@ def from_parents(
       draft_probs: `[B, N, Vd]` or None.
       draft_ids: `[Vd]` or None.
     """
-    num_nodes = tokens.shape[1]
-    own = jnp.eye(num_nodes, dtype=bool)
-
-    def grow(node, carry):  # parents come first, so each node adds itself to a finished line of ancestors
-        mask, depth = carry
-        parent = parents[:, node]
-        has_parent = parent >= 0
-        above = jnp.maximum(parent, 0)
-        line = jnp.take_along_axis(mask, above[:, None, None], axis=1)[:, 0] & has_parent[:, None]
-        level = jnp.take_along_axis(depth, above[:, None], axis=1)[:, 0] + 1
-        return mask.at[:, node].set(line | own[node]), depth.at[:, node].set(jnp.where(has_parent, level, 0))
-
-    empty = jnp.zeros((*parents.shape, num_nodes), bool), jnp.zeros(parents.shape, jnp.int32)
-    mask, depth = jax.lax.fori_loop(0, num_nodes, grow, empty)
+    own = jnp.eye(tokens.shape[1], dtype=bool)
+    has_parent, above = parents >= 0, jnp.maximum(parents, 0)
+    mask = jnp.broadcast_to(own, (*parents.shape, tokens.shape[1]))
+    for _ in range(max_depth):  # each round adds the ancestors one edge further up
+        mask = own | (along_path(mask, above) & has_parent[..., None])
+    depth = jnp.sum(mask, axis=2, dtype=jnp.int32) - 1
     return types.TokenTree(
         tokens=tokens.astype(jnp.int32),
         parents=parents.astype(jnp.int32),
@@ -94,6 +88,60 @@ def from_parents(
         draft_ids=draft_ids,
         max_depth=max_depth,
     )
+
+
+def from_topology(
+    topology: topology_lib.Topology,
+    tokens: jax.Array,
+    valid: jax.Array,
+    *,
+    draft_probs: jax.Array | None = None,
+    draft_ids: jax.Array | None = None,
+) -> types.TokenTree:
+    """A tree of a static shape.
+
+    Args:
+      topology: the shape, of N nodes.
+      tokens: `[B, N]`, the root's first.
+      valid: `[B, N]` bool; the others are padding, and so must be what hangs below them.
+      draft_probs: `[B, N, Vd]` or None.
+      draft_ids: `[Vd]` or None.
+    """
+    mask = np.zeros((topology.num_nodes, topology.num_nodes), bool)
+    for node in range(topology.num_nodes):
+        mask[node, topology.ancestors(node)] = True
+    return types.TokenTree(
+        tokens=tokens.astype(jnp.int32),
+        parents=jnp.where(valid, jnp.array(topology.parents, jnp.int32), PADDING),
+        depth=jnp.broadcast_to(jnp.array(topology.depth, jnp.int32), tokens.shape),
+        mask=jnp.broadcast_to(mask, (tokens.shape[0], *mask.shape)),
+        draft_probs=draft_probs,
+        draft_ids=draft_ids,
+        max_depth=topology.max_depth,
+    )
+
+
+def from_scores(
+    root: jax.Array, tokens: jax.Array, parents: jax.Array, scores: jax.Array, *, num_nodes: int, max_depth: int
+) -> types.TokenTree:
+    """The best nodes of a pool of candidates (the rerank of EAGLE-2, arXiv:2406.16858, section 4.2).
+
+    Args:
+      root: `[B]` pending tokens.
+      tokens: `[B, M]` candidates, no child before its parent.
+      parents: `[B, M]` places in the pool, -1 for children of the root.
+      scores: `[B, M]`, none above its parent's. Of equal ones the earlier is taken, so a node never without its parent.
+      num_nodes: of the tree, the root included; at most M + 1.
+      max_depth: of the deepest candidate.
+    """
+
+    def one_row(root, tokens, parents, scores):
+        kept = jnp.sort(jax.lax.top_k(scores, num_nodes - 1)[1])
+        place = jnp.searchsorted(kept, parents[kept]) + 1  # a parent that is kept stands at its own rank
+        row_parents = jnp.where(parents[kept] < 0, 0, place)
+        return jnp.append(root, tokens[kept]), jnp.append(-1, row_parents)
+
+    return from_parents(*jax.vmap(one_row)(root, tokens, parents, scores), max_depth=max_depth)
 
 
 def limit_depth(tree: types.TokenTree, limit: jax.Array) -> types.TokenTree:

@@ -2,7 +2,22 @@
 
 from jspec.drafters.autoregressive import Autoregressive
 from jspec.drafters.base import REGISTRY
+from jspec.drafters.draft_vocabulary import Vocabulary
+from jspec.drafters.eagle import Dynamic, Eagle, EagleDraft
+from jspec.drafters.medusa import Medusa, MedusaDraft
 from jspec.drafters.prompt_lookup import PromptLookup
 from jspec.drafters.standard import Draft, Standard
 
-__all__ = ["REGISTRY", "Autoregressive", "Draft", "PromptLookup", "Standard"]
+__all__ = [
+    "REGISTRY",
+    "Autoregressive",
+    "Draft",
+    "Dynamic",
+    "Eagle",
+    "EagleDraft",
+    "Medusa",
+    "MedusaDraft",
+    "PromptLookup",
+    "Standard",
+    "Vocabulary",
+]

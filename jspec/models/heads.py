@@ -79,10 +79,15 @@ def medusa_states(heads: MedusaHeads, feature: jax.Array) -> jax.Array:
 
 
 def medusa_logits(heads: MedusaHeads, target: transformer.Model, feature: jax.Array) -> jax.Array:
-    """`[B, E]` final features of the target -> `[B, K, V]` float32 logits, one row per head."""
+    """`[B, E]` final features of the target -> `[B, K, V]` float32 logits, one row per head.
+
+    Without matrices of their own the heads share the target's, or `head` `[Vd, E]` if the parameters hold one.
+    """
     states = medusa_states(heads, feature)
     if "heads" in heads.params:
         return jnp.einsum("bke,kve->bkv", states, heads.params["heads"], preferred_element_type=jnp.float32)
+    if "head" in heads.params:  # the rows of a reduced draft vocabulary, shared by all heads
+        return layers.linear(states, heads.params["head"]).astype(jnp.float32)
     return transformer.head(target, states)
 
 

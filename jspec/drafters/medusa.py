@@ -1,0 +1,165 @@
+"""Medusa (Cai et al., arXiv:2401.10774): K extra heads guess the next K tokens from one feature of the target.
+
+The heads know the target's state at the token before the pending one, and not what the heads before them guessed, so a
+node's candidates depend on its depth alone. They are deterministic: node (r_1 .. r_d) proposes candidate r_d of head d.
+Under `rejection` that is lossless at any temperature; the paper's own rule is the verifier `typical`, which is not.
+
+Differs from the released code: there the root is the argmax of the target's last logits, also when sampling; here it is
+the pending token, drawn by the verifier from the target's law (`decode`, invariant 1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec import topology as topology_lib
+from jspec import tree as tree_lib
+from jspec import types
+from jspec.drafters import base, draft_vocabulary
+from jspec.models import heads as heads_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomMedusa:
+    """Heads with random weights, for tests and timing.
+
+    num_heads:  K.
+    num_layers: residual blocks in each.
+    own_heads:  give each its own output matrix; else the target's serves all.
+    seed:       of the weights.
+    """
+
+    num_heads: int = 4
+    num_layers: int = 1
+    own_heads: bool = False
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaDraft:
+    """Where the heads come from: exactly one of `reference` and `random`.
+
+    reference: load them (see `weights.references`).
+    sha256:    expected of the referenced file.
+    random:    random weights.
+    """
+
+    reference: str | None = None
+    sha256: str | None = None
+    random: RandomMedusa | None = None
+
+    def __post_init__(self):
+        if (self.reference is None) == (self.random is None):
+            raise ValueError(f"draft needs exactly one of reference and random; got {self.reference!r}, {self.random}")
+
+
+@base.register("medusa")
+@dataclasses.dataclass(frozen=True)
+class Medusa:
+    """Settings.
+
+    tree:       shape of the proposals; its depth is the number of heads used.
+    draft:      where the heads come from; None when they are handed to `build`.
+    vocabulary: candidates come from these tokens only; None means from all.
+    """
+
+    tree: topology_lib.Tree = topology_lib.Tree(name="mc_sim_7b_63")
+    draft: MedusaDraft | None = None
+    vocabulary: draft_vocabulary.Vocabulary | None = None
+
+    def build(
+        self, target: types.Target, *, heads: heads_lib.MedusaHeads | None = None
+    ) -> tuple[BoundMedusa, dict[str, Any]]:
+        """See `types.Drafter`.
+
+        Args:
+          target: the model to speed up.
+          heads: heads already in memory, used instead of `self.draft`.
+
+        Raises:
+          ValueError: the heads cannot be loaded, are fewer than the tree is deep, or do not fit the target.
+        """
+        if heads is None:
+            heads = self._load(target)
+        return bind(self.tree.topology, target, heads, self.vocabulary and self.vocabulary.load(target))
+
+    def _load(self, target: types.Target) -> heads_lib.MedusaHeads:
+        if self.draft is None:
+            raise ValueError("draft is not given: set draft.reference or draft.random")
+        if self.draft.random is None:
+            from jspec.weights import medusa_files
+
+            return medusa_files.load(self.draft.reference, target, sha256=self.draft.sha256)
+        random, config = self.draft.random, target.model.config
+        vocab_size = config.vocab_size if random.own_heads else None
+        shape = heads_lib.MedusaConfig(random.num_heads, random.num_layers, config.width, vocab_size)
+        return heads_lib.init_medusa(jax.random.key(random.seed), shape, target.model.dtype)
+
+
+def bind(
+    topology: topology_lib.Topology,
+    target: types.Target,
+    heads: heads_lib.MedusaHeads,
+    draft_ids: np.ndarray | None = None,
+) -> tuple[BoundMedusa, dict[str, Any]]:
+    """A drafter from heads in memory; see `Medusa.build`.
+
+    Args:
+      topology: shape of the proposals.
+      target: the model to speed up.
+      heads: at least as many as the tree is deep.
+      draft_ids: `[Vd]` from `draft_vocabulary.check`, or None.
+    """
+    config, model = heads.config, target.model
+    if config.width != model.config.width:
+        raise ValueError(f"the heads read features of width {config.width}; the target's have {model.config.width}")
+    if config.vocab_size not in (None, model.config.vocab_size):
+        raise ValueError(f"the heads know {config.vocab_size} tokens; the target has {model.config.vocab_size}")
+    depth = topology.max_depth
+    if depth > config.num_heads:
+        raise ValueError(f"tree is {depth} deep and needs as many heads; there are {config.num_heads}")
+    candidates = model.config.vocab_size if draft_ids is None else len(draft_ids)
+    if topology.num_ranks > candidates:
+        raise ValueError(f"tree asks for {topology.num_ranks} candidates of {candidates} tokens")
+    params = {name: leaf[:depth] for name, leaf in heads.params.items()}
+    if draft_ids is not None:
+        if "heads" in params:
+            params["heads"] = params["heads"][:, jnp.asarray(draft_ids)]
+        else:
+            params["head"] = draft_vocabulary.head_rows(model, draft_ids)
+        params["draft_ids"] = jnp.asarray(draft_ids)
+    return BoundMedusa(topology, dataclasses.replace(config, num_heads=depth)), params
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundMedusa(base.Bound):
+    """See `types.BoundDrafter`. Its parameters: those of the heads in use and, of a reduced vocabulary, `draft_ids` and
+    the rows of the shared output matrix."""
+
+    topology: topology_lib.Topology
+    config: heads_lib.MedusaConfig
+    feature_layers: types.FeatureLayers = ("final",)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.topology.num_nodes
+
+    @property
+    def max_depth(self) -> int:
+        return self.topology.max_depth
+
+    def propose(self, params, rng_keys, state, context, sampling):
+        """Fill the tree with each head's best candidates."""
+        heads = heads_lib.MedusaHeads(params.draft, self.config)
+        logits = heads_lib.medusa_logits(heads, params.target, context.features[:, 0])
+        _, candidates = jax.lax.top_k(logits, self.topology.num_ranks)
+        if "draft_ids" in params.draft:
+            candidates = params.draft["draft_ids"][candidates]
+        drafts = candidates[:, np.array(self.topology.depth[1:]) - 1, np.array(self.topology.ranks[1:])]
+        tokens = jnp.concatenate([base.pending(context)[:, None], drafts], axis=1)
+        return tree_lib.from_topology(self.topology, tokens, jnp.ones(tokens.shape, bool)), state
