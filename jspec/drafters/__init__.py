@@ -6,7 +6,7 @@ from jspec.drafters.draft_vocabulary import Vocabulary
 from jspec.drafters.eagle import Dynamic, Eagle, EagleDraft
 from jspec.drafters.medusa import Medusa, MedusaDraft
 from jspec.drafters.prompt_lookup import PromptLookup
-from jspec.drafters.standard import Draft, Standard
+from jspec.drafters.standard import Draft, EarlyExit, Standard
 
 __all__ = [
     "REGISTRY",
@@ -15,6 +15,7 @@ __all__ = [
     "Dynamic",
     "Eagle",
     "EagleDraft",
+    "EarlyExit",
     "Medusa",
     "MedusaDraft",
     "PromptLookup",
