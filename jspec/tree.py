@@ -144,6 +144,34 @@ def from_scores(
     return from_parents(*jax.vmap(one_row)(root, tokens, parents, scores), max_depth=max_depth)
 
 
+def trie(sequences: jax.Array, valid: jax.Array, *, first: int) -> jax.Array:
+    """Parents of the nodes of sequences that all start behind the root, with shared beginnings merged.
+
+    A verifier tries siblings one after the other and follows one of them, so of two guesses with the same first token
+    it would never see the second. Each beginning is kept where it comes first; its copies are padding.
+
+    Args:
+      sequences: `[B, G, n]` tokens; node `first + g * n + k` is token k of sequence g.
+      valid: `[B, G]` bool, which sequences are there.
+      first: index of the first of these nodes.
+
+    Returns:
+      `[B, G * n]`.
+    """
+    _, num, length = sequences.shape
+
+    def one_row(sequences, valid):
+        equal = jnp.cumprod(sequences[:, None] == sequences[None], axis=2).astype(bool)  # [G, G, n]: up to token k
+        equal &= (valid[:, None] & valid[None])[:, :, None]
+        owner = jnp.argmax(equal, axis=1)  # of each beginning, the first sequence that has it
+        own = (owner == jnp.arange(num)[:, None]) & valid[:, None]
+        above = first + owner[:, :-1] * length + jnp.arange(length - 1)
+        above = jnp.concatenate([jnp.zeros((num, 1), above.dtype), above], axis=1)
+        return jnp.where(own, above, PADDING).reshape(-1)
+
+    return jax.vmap(one_row)(sequences, valid)
+
+
 def limit_depth(tree: types.TokenTree, limit: jax.Array) -> types.TokenTree:
     """Turn nodes deeper than `limit` (`[B]`, in edges) into padding: they are neither offered nor counted."""
     return tree.replace(parents=jnp.where(tree.depth > limit[:, None], PADDING, tree.parents))

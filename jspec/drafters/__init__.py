@@ -4,6 +4,7 @@ from jspec.drafters.autoregressive import Autoregressive
 from jspec.drafters.base import REGISTRY
 from jspec.drafters.draft_vocabulary import Vocabulary
 from jspec.drafters.eagle import Dynamic, Eagle, EagleDraft
+from jspec.drafters.lookahead import Lookahead
 from jspec.drafters.medusa import Medusa, MedusaDraft
 from jspec.drafters.prompt_lookup import PromptLookup
 from jspec.drafters.standard import Draft, EarlyExit, Standard
@@ -16,6 +17,7 @@ __all__ = [
     "Eagle",
     "EagleDraft",
     "EarlyExit",
+    "Lookahead",
     "Medusa",
     "MedusaDraft",
     "PromptLookup",
