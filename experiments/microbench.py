@@ -8,6 +8,10 @@ are compared are timed in turns in one process, best of many. The last line is J
     autoregressive_over_read              one autoregressive step / that sum
     pass_ratio_8, pass_ratio_16           one target pass over 8 or 16 nodes / the one-node pass
     capacity_ratio_4096_over_512          one-node step, same length, cache of 4096 slots / 512
+    verify_over_forward_64_greedy         pass over a 64-node tree with verdict and commit / the bare pass; T = 0
+    verify_over_forward_64_sampled        the same at T = 1 with top-p 0.9
+    draft_over_step_NAME                  propose and update of a drafter without weights, beyond those of plain
+                                          decoding / one autoregressive step
     load_seconds                          weights on disk to arrays on the device
     first_token_seconds(_warm)            process start to exit after one token; warm: compiled programs kept
     peak_memory_over_weights              largest resident size of such a process / bytes of the parameters
@@ -32,6 +36,8 @@ from experiments import cli, run_folder, settings
 from jspec import config as config_lib
 from jspec import costs, decode, drafters, generation, timing, types
 from jspec import sampling as sampling_lib
+
+WITHOUT_WEIGHTS = ("prompt_lookup", "lookahead")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +90,7 @@ def main(config: Microbench) -> dict:
     padded, lengths = generation.pad([ids])
     sampling = sampling_lib.make(1, max_new_tokens=max(config.capacities))
 
-    def part(drafter, capacity):
+    def part(drafter, capacity, sampling=sampling):
         bound, draft = drafter.build(target)
         program = costs.Program(types.Params(target.model, draft), bound, decode.REJECTION)
         arrays = jnp.asarray(padded), jnp.asarray(lengths)
@@ -96,15 +102,34 @@ def main(config: Microbench) -> dict:
     steps |= {nodes: part(drafters.PromptLookup(gamma=nodes - 1), small) for nodes in config.nodes}
     calls = {name: step.verify for name, step in steps.items()}
     calls["read"] = lambda: read_all(target.model.params)
+
+    random_heads = drafters.Medusa(draft=drafters.MedusaDraft(random=drafters.RandomMedusa()))
+    drawn = sampling_lib.make(1, max_new_tokens=max(config.capacities), temperature=1.0, top_p=0.9)
+    for law, rows in (("greedy", sampling), ("sampled", drawn)):
+        tree = part(random_heads, small, rows)
+        calls |= {f"verify 64 {law}": tree.verify, f"forward 64 {law}": tree.forward}
+    for name in ("autoregressive", *WITHOUT_WEIGHTS):
+        drafting = part(drafters.REGISTRY[name](), small)
+        drafting.forward()
+        calls |= {f"propose {name}": drafting.draft, f"update {name}": drafting.update}
     with cli.progress(1, "microbench") as advance:
         best = timing.best(timing.interleave(calls, config.rounds))
         advance(f"{config.rounds} rounds")
 
+    drafting_seconds = lambda name: best[f"propose {name}"] + best[f"update {name}"]
     weights = sum(leaf.nbytes for leaf in jax.tree.leaves(target.model.params))
     result = {
         "autoregressive_over_read": best[1] / best["read"],
         **{f"pass_ratio_{nodes}": best[nodes] / best[1] for nodes in config.nodes},
         f"capacity_ratio_{large}_over_{small}": best["large"] / best[1],
+        **{
+            f"verify_over_forward_64_{law}": best[f"verify 64 {law}"] / best[f"forward 64 {law}"]
+            for law in ("greedy", "sampled")
+        },
+        **{
+            f"draft_over_step_{name}": (drafting_seconds(name) - drafting_seconds("autoregressive")) / best[1]
+            for name in WITHOUT_WEIGHTS
+        },
         "load_seconds": load_seconds,
     }
     if processes:

@@ -7,6 +7,7 @@ copy is timed.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 from typing import NamedTuple
 
@@ -44,6 +45,14 @@ _propose_jit = jax.jit(
     donate_argnames="state",
 )
 _verify_jit = jax.jit(decode.verify_and_commit, static_argnames=("drafter", "verifier"), donate_argnames="state")
+_forward_jit = jax.jit(decode.forward_tree, static_argnames="feature_layers")
+
+
+@functools.partial(jax.jit, static_argnames="drafter", donate_argnames="draft")
+def _update_jit(params, draft, context, tree, outputs, drafter):
+    nothing = jnp.zeros((tree.tokens.shape[0], tree.max_depth + 1), jnp.int32)
+    verdict = types.Verdict(path=nothing, num_accepted=nothing[:, 0], next_token=nothing[:, 0])
+    return drafter.update(params, draft, context, tree, outputs, verdict)
 
 
 class Part:
@@ -94,6 +103,21 @@ class Part:
         # A stop id must not end the measurement.
         self._state = state.replace(finish_reason=jnp.full_like(state.finish_reason, decode.RUNNING))
         return self._state.length
+
+    def forward(self) -> types.Outputs:
+        """The bare target pass over the nodes: no verdict, nothing committed."""
+        program, state = self._program, self._state
+        self._outputs, _ = _forward_jit(
+            program.params.target, state, self._tree, feature_layers=program.drafter.feature_layers
+        )
+        return self._outputs
+
+    def update(self):
+        """What the drafter learns from the last `forward`, as if no draft had been accepted."""
+        program, state = self._program, self._state
+        draft = _update_jit(program.params, state.draft, state.context, self._tree, self._outputs, program.drafter)
+        self._state = state.replace(draft=draft)
+        return draft
 
 
 def measure(parts: dict[str, Part], rounds: int = 10) -> dict[str, Costs]:

@@ -229,6 +229,20 @@ def propose(
     return tree_lib.limit_depth(tree, budget - 1), state.replace(draft=draft)
 
 
+def forward_tree(
+    target: transformer.Model, state: DecodeState, tree: types.TokenTree, *, feature_layers: types.FeatureLayers
+) -> tuple[types.Outputs, kv.BlockKV]:
+    """The target pass over all nodes, each at the pending token's position plus its depth."""
+    return transformer.forward(
+        target,
+        tree.tokens,
+        (state.length - 1)[:, None] + tree.depth,
+        state.cache,
+        tree.mask,
+        feature_layers=feature_layers,
+    )
+
+
 def verify_and_commit(
     params: types.Params,
     rng_keys: jax.Array,
@@ -245,14 +259,7 @@ def verify_and_commit(
     emitted = state.length - state.prompt_length
 
     # Verify.
-    outputs, block_kv = transformer.forward(
-        params.target,
-        tree.tokens,
-        (state.length - 1)[:, None] + tree.depth,
-        state.cache,
-        tree.mask,
-        feature_layers=drafter.feature_layers,
-    )
+    outputs, block_kv = forward_tree(params.target, state, tree, feature_layers=drafter.feature_layers)
     verdict = verify_lib.verify(verifier, verify_keys, tree, outputs.logits, sampling)
 
     # Emit: the accepted drafts and the next token, cut at a stop id.

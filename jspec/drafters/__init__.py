@@ -3,9 +3,9 @@
 from jspec.drafters.autoregressive import Autoregressive
 from jspec.drafters.base import REGISTRY
 from jspec.drafters.draft_vocabulary import Vocabulary
-from jspec.drafters.eagle import Dynamic, Eagle, EagleDraft
+from jspec.drafters.eagle import Dynamic, Eagle, EagleDraft, RandomEagle
 from jspec.drafters.lookahead import Lookahead
-from jspec.drafters.medusa import Medusa, MedusaDraft
+from jspec.drafters.medusa import Medusa, MedusaDraft, RandomMedusa
 from jspec.drafters.prompt_lookup import PromptLookup
 from jspec.drafters.standard import Draft, EarlyExit, Standard
 
@@ -21,6 +21,8 @@ __all__ = [
     "Medusa",
     "MedusaDraft",
     "PromptLookup",
+    "RandomEagle",
+    "RandomMedusa",
     "Standard",
     "Vocabulary",
 ]
