@@ -13,11 +13,14 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec import drafters, types
-from tests import reference, running, tiny, toy_drafters
+from jspec import drafters, topology, types
+from jspec.drafters import eagle
+from jspec.models import heads
+from tests import hand_heads, reference, running, tiny, toy_drafters
 
 GAMMA = 4
 
@@ -32,11 +35,13 @@ class Row:
     kind:     its name in `drafters.REGISTRY`; None for drafters of the tests.
     propose:  `(twin, table) ->` its proposals at temperature 0 in plain Python, tokens so far -> drafts and parents;
               None where there is no such reference.
+    quick:    whether the quick suite runs it; every row compiles its own programs.
     """
 
     build: Callable[[types.Target, types.Target, np.ndarray], tuple[types.BoundDrafter, Any]]
     kind: str | None = None
     propose: Callable[[types.Target, np.ndarray], Propose] | None = None
+    quick: bool = True
 
 
 @functools.cache
@@ -89,6 +94,75 @@ def _sampled_tree(**on: bool) -> Row:
     return Row(build)
 
 
+# Static tree of EAGLE and standard: the later child of the root is often the right one (see `random_table`).
+CHOICES = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+
+
+def _by_rank(best: Callable[[int], list[int]], shape: topology.Topology) -> Callable[[list[int]], tuple[list, list]]:
+    """Proposals of a static tree; `best(token)`: candidates behind a token, the likeliest first."""
+
+    def propose(tokens):
+        filled = [tokens[-1]]
+        for parent, rank in zip(shape.parents[1:], shape.ranks[1:]):
+            filled.append(best(filled[parent])[rank])
+        return filled[1:], list(shape.parents[1:])
+
+    return propose
+
+
+def _table_best(table: np.ndarray) -> Callable[[int], list[int]]:
+    return lambda token: np.argsort(-table[token], kind="stable").tolist()
+
+
+def _expand_and_rerank(table: np.ndarray, depth: int, top_k: int, num_nodes: int) -> Propose:
+    """EAGLE-2's tree in plain Python."""
+    log_probs = table - np.log(np.exp(table).sum(axis=1, keepdims=True))
+
+    def propose(tokens):
+        pool = []  # (value, token, place of the parent)
+
+        def expand(token, value, place):
+            children = [(value + log_probs[token, child], child, place) for child in _table_best(table)(token)[:top_k]]
+            pool.extend(children)
+            return range(len(pool) - top_k, len(pool))
+
+        frontier = list(expand(tokens[-1], 0.0, -1))
+        for _ in range(depth - 1):
+            grown = [place for parent in frontier for place in expand(pool[parent][1], pool[parent][0], parent)]
+            frontier = sorted(grown, key=lambda place: -pool[place][0])[:top_k]
+        kept = sorted(sorted(range(len(pool)), key=lambda place: -pool[place][0])[: num_nodes - 1])
+        return [pool[place][1] for place in kept], [kept.index(pool[p][2]) + 1 if pool[p][2] >= 0 else 0 for p in kept]
+
+    return propose
+
+
+def _eagle3(settings: drafters.Eagle, reduced: bool = False, **row) -> Row:
+    def build(target, twin, table):
+        ids = np.arange(0, len(table), 1 + (len(table) > 8)) if reduced else None
+        layers = tuple(range(target.model.config.num_layers))
+        return settings.build(target, head=hand_heads.eagle3(target, table, layers, ids))
+
+    return Row(build, "eagle", **row)
+
+
+def _eagle1(settings: drafters.Eagle, **row) -> Row:
+    def build(target, twin, table):
+        return settings.build(target, head=heads.init_eagle(jax.random.key(0), eagle.like_target(target, 1)))
+
+    return Row(build, "eagle", **row)
+
+
+def _medusa(**row) -> Row:
+    def build(target, twin, table):
+        widths = (3, 2, 1)
+        config = target.model.config
+        shape = heads.MedusaConfig(len(widths) + 1, 2, config.width, config.vocab_size)
+        settings = drafters.Medusa(tree=topology.Tree(widths=widths))
+        return settings.build(target, heads=heads.init_medusa(jax.random.key(0), shape))
+
+    return Row(build, "medusa", **row)
+
+
 ROWS = {
     "autoregressive": Row(
         lambda target, twin, table: drafters.Autoregressive().build(target),
@@ -104,6 +178,40 @@ ROWS = {
         lambda target, twin, table: drafters.PromptLookup(gamma=GAMMA).build(target),
         "prompt_lookup",
         lambda twin, table: lambda tokens: reference.chain(reference.lookup(tokens, GAMMA)),
+    ),
+    "lookahead": Row(
+        lambda target, twin, table: drafters.Lookahead(window=3, ngram=3, guesses=3).build(target), "lookahead"
+    ),
+    "lookahead, longer": Row(
+        lambda target, twin, table: drafters.Lookahead(window=2, ngram=4, guesses=2, from_text=False).build(target),
+        "lookahead",
+        quick=False,
+    ),
+    "medusa": _medusa(),
+    "eagle chain": _eagle3(
+        drafters.Eagle(gamma=3),
+        propose=lambda twin, table: _by_rank(_table_best(table), topology.chain(3)),
+        quick=False,
+    ),
+    "eagle tree": _eagle3(drafters.Eagle(tree=topology.Tree(choices=CHOICES)), reduced=True),
+    "eagle tree, one-hot": _eagle3(
+        drafters.Eagle(tree=topology.Tree(choices=CHOICES), law="one_hot"),
+        propose=lambda twin, table: _by_rank(_table_best(table), topology.from_choices(CHOICES)),
+        quick=False,
+    ),
+    "eagle dynamic": _eagle3(
+        drafters.Eagle(dynamic=drafters.Dynamic(depth=3, top_k=3, num_nodes=8)),
+        propose=lambda twin, table: _expand_and_rerank(table, 3, 3, 8),
+    ),
+    "eagle 1": _eagle1(drafters.Eagle(tree=topology.Tree(choices=CHOICES)), quick=False),
+    "eagle 1 dynamic": _eagle1(drafters.Eagle(dynamic=drafters.Dynamic(depth=2, top_k=2, num_nodes=5)), quick=False),
+    "standard tree": Row(
+        lambda target, twin, table: drafters.Standard(tree=topology.Tree(choices=CHOICES)).build(target, draft=twin),
+        "standard",
+        quick=False,
+    ),
+    "early exit": Row(
+        lambda target, twin, table: drafters.EarlyExit(gamma=2, layers=1).build(target), "early_exit", quick=False
     ),
     "token tree": _token_tree(TREE),
     "tree with auxiliary nodes": _token_tree(AUXILIARY),

@@ -51,7 +51,9 @@ def lonely_row(name: str) -> running.Generated:
     return decoder(name)([PROMPTS[5]], seeds=[11], temperature=0.9)[0]
 
 
-@pytest.fixture(params=common_table.ROWS)
+@pytest.fixture(
+    params=[pytest.param(name, marks=() if row.quick else pytest.mark.slow) for name, row in common_table.ROWS.items()]
+)
 def name(request):
     return request.param
 
@@ -155,7 +157,8 @@ def test_a_row_does_not_depend_on_its_mates(name, settings):
 
 def slow(*names: str):
     """All rows, some of them left to the slow run."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in names)) for name in common_table.ROWS]
+    marks = lambda name, row: [pytest.mark.slow] * (name in names or not row.quick)
+    return [pytest.param(name, marks=marks(name, row)) for name, row in common_table.ROWS.items()]
 
 
 TREES = [name for name, row in common_table.ROWS.items() if row.kind is None]
