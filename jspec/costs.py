@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec import decode, timing, types
+from jspec import decode, timing, types, verify
 
 
 class Costs(NamedTuple):
@@ -35,6 +35,9 @@ class Program:
     params: types.Params
     drafter: types.BoundDrafter
     verifier: types.Verifier
+
+    def __post_init__(self):
+        verify.check(self.verifier, self.drafter)
 
 
 _propose_jit = jax.jit(

@@ -362,6 +362,7 @@ def check(
     prompt_lengths: Any,
     *,
     drafter: types.BoundDrafter,
+    verifier: types.Verifier,
     sampling: types.Sampling,
     max_new_tokens: int,
     capacity: int | None,
@@ -375,8 +376,10 @@ def check(
 
     Raises:
       ValueError: an empty prompt, a prompt longer than its row, the model or the cache, a budget beyond
-        `max_new_tokens`, token ids outside the vocabulary, arrays that do not fit together.
+        `max_new_tokens`, token ids outside the vocabulary, arrays that do not fit together, a verifier that cannot
+        judge the drafter's trees.
     """
+    verify_lib.check(verifier, drafter)
     if jnp.ndim(prompts) != 2 or jnp.shape(prompt_lengths) != jnp.shape(prompts)[:1]:
         raise ValueError(
             f"prompts must be [B, W] and prompt_lengths [B]; got {jnp.shape(prompts)} and {jnp.shape(prompt_lengths)}"
@@ -443,6 +446,7 @@ def decode(
         prompts,
         prompt_lengths,
         drafter=drafter,
+        verifier=verifier,
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         capacity=capacity,
@@ -501,6 +505,7 @@ def stream(
         prompts,
         prompt_lengths,
         drafter=drafter,
+        verifier=verifier,
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         capacity=capacity,

@@ -253,10 +253,12 @@ class Verifier(Protocol):
 
     lossless:       the output law equals the target's.
     follows_argmax: at temperature 0 it decides what `verify.greedy_walk` does, which is then used instead.
+    chains_only:    it cannot judge a node with several children.
     """
 
     lossless: bool
     follows_argmax: bool
+    chains_only: bool
 
     def verify(self, rng_key: jax.Array, tree: TokenTree, target_law: Callable[[jax.Array], jax.Array]) -> Verdict:
         """Walk one row's tree.

@@ -73,10 +73,24 @@ def _pad_path(path: jax.Array, num_accepted: jax.Array) -> jax.Array:
 @register("rejection")
 @dataclasses.dataclass(frozen=True)
 class Rejection:
-    """Multi-round rejection down a token tree. Lossless."""
+    """Multi-round rejection down a token tree. Lossless, unless it is lenient.
 
-    lossless: ClassVar[bool] = True
+    lenience: l in (0, 1]; below 1 drafts are judged as if q were l q, so that more of them pass and no token comes with
+      more than p / l (Leviathan et al., appendix A.5). Lossy. At temperature 0, where p is one-hot, it changes nothing.
+    """
+
+    lenience: float = 1.0
     follows_argmax: ClassVar[bool] = True  # at temperature 0 it is `greedy_walk`
+    chains_only: ClassVar[bool] = False
+
+    def __post_init__(self):
+        if not 0 < self.lenience <= 1:
+            raise ValueError(f"lenience {self.lenience} is outside (0, 1]")
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output law is the target's."""
+        return self.lenience == 1
 
     def verify(
         self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
@@ -93,7 +107,7 @@ class Rejection:
 
             def try_child(carry):
                 child, _, law = carry
-                token, proposal = tree.tokens[child], draft_law(tree, child, law.shape[0])
+                token, proposal = tree.tokens[child], self.lenience * draft_law(tree, child, law.shape[0])
                 accepted = uniforms[child] * proposal[token] < law[token]
                 law = jnp.where(accepted, law, residual(law, proposal))
                 return jnp.where(accepted, child, next_child(tree, node, child)), accepted, law
@@ -113,6 +127,117 @@ class Rejection:
         return types.Verdict(_pad_path(path, num_accepted), num_accepted, sampling_lib.sample(token_key, law))
 
 
+@register("block")
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Block verification (Sun et al., arXiv:2403.10444, algorithm 2): judges a chain as a whole. Lossless.
+
+    With p_i and q_i the laws of draft x_i, P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)), P_0 = 1. The longest prefix whose
+    own test passes is kept; a failed test does not end the walk, which is why a block accepts at least as many drafts
+    on average as token by token. Its length is the number of drafts really offered: the last of them is tested against
+    P itself, whether or not the budget cut the chain short.
+    """
+
+    lossless: ClassVar[bool] = True
+    follows_argmax: ClassVar[bool] = True
+    chains_only: ClassVar[bool] = True
+
+    def verify(
+        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
+    ) -> types.Verdict:
+        """Judge one row's chain; see `types.Verifier`."""
+        accept_key, token_key = jax.random.split(rng_key)
+        uniforms = jax.random.uniform(accept_key, (tree.max_depth + 1,))
+        offered = jnp.sum(tree.parents >= 0)
+        first_law = target_law(jnp.int32(0))
+        size = first_law.shape[0]
+
+        def leftover(share, law, node):
+            """(P p - q)+ behind draft `node`, or p where nothing is left: then a rejection can only be rounding."""
+            following = jnp.minimum(node + 1, tree.max_depth)
+            left = jnp.maximum(share * law - draft_law(tree, following, size), 0)
+            mass = jnp.sum(left)
+            return jnp.where((mass > 0) & (node < offered), left, law), mass
+
+        def step(carry):
+            node, share, law, kept, final = carry
+            token = tree.tokens[node]
+            proposal = draft_law(tree, node, size)[token]
+            share = jnp.minimum(share * law[token] / jnp.where(proposal > 0, proposal, 1), 1)
+            law = target_law(node)
+            left, mass = leftover(share, law, node)
+            rest = mass + 1 - share
+            chance = jnp.where(rest > 0, mass / jnp.where(rest > 0, rest, 1), 1)
+            accepted = uniforms[node] < jnp.where(node == offered, share, chance)
+            return node + 1, share, law, jnp.where(accepted, node, kept), jnp.where(accepted, left, final)
+
+        start = jnp.int32(1), jnp.float32(1), first_law, jnp.int32(0), leftover(1.0, first_law, 0)[0]
+        _, _, _, kept, final = jax.lax.while_loop(lambda carry: carry[0] <= offered, step, start)
+        path = jnp.minimum(jnp.arange(tree.max_depth + 1), kept)
+        return types.Verdict(path, kept, sampling_lib.sample(token_key, final / jnp.sum(final)))
+
+
+@register("typical")
+@dataclasses.dataclass(frozen=True)
+class Typical:
+    """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1). Lossy at temperatures above 0.
+
+    A draft x stands if p(x) > min(epsilon, delta exp(-H(p))) and so did all before it; the longest path wins, of
+    equally long ones the likelier. The next token is drawn from the target's law behind it. Differs from the released
+    code, which takes the argmax there.
+
+    epsilon: probability that is always enough.
+    delta:   share of exp(-entropy) that is enough; the paper's rule of thumb is sqrt(epsilon).
+    """
+
+    epsilon: float = 0.09
+    delta: float = 0.3
+    lossless: ClassVar[bool] = False
+    follows_argmax: ClassVar[bool] = True  # a one-hot law has no entropy: only its token passes
+    chains_only: ClassVar[bool] = False
+
+    def __post_init__(self):
+        for name in ("epsilon", "delta"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} {getattr(self, name)} is outside (0, 1]")
+
+    def verify(
+        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
+    ) -> types.Verdict:
+        """Judge one row's tree; see `types.Verifier`."""
+        num_nodes = tree.tokens.shape[0]
+        order = jnp.arange(num_nodes)
+        standing = order == 0
+
+        def visit(carry):  # nodes that stand, in topological order; each judges its children
+            node, standing, depth, likelihood, _ = carry
+            law = target_law(node)
+            entropy = -jnp.sum(jnp.where(law > 0, law * jnp.log(jnp.where(law > 0, law, 1)), 0))
+            enough = jnp.minimum(self.epsilon, self.delta * jnp.exp(-entropy))
+            passed = (tree.parents == node) & (law[tree.tokens] > enough)
+            depth = jnp.where(passed, depth[node] + 1, depth)
+            likelihood = jnp.where(passed, likelihood[node] + jnp.log(law[tree.tokens]), likelihood)
+            standing |= passed
+            following = jnp.min(jnp.where(standing & (order > node), order, num_nodes))
+            return following, standing, depth, likelihood, law
+
+        empty = jnp.zeros(num_nodes, jnp.int32), jnp.zeros(num_nodes, jnp.float32)
+        start = jnp.int32(0), standing, *empty, jnp.zeros_like(target_law(jnp.int32(0)))
+        _, standing, depth, likelihood, _ = jax.lax.while_loop(lambda carry: carry[0] < num_nodes, visit, start)
+        num_accepted = jnp.max(jnp.where(standing, depth, 0))
+        best = jnp.argmax(jnp.where(standing & (depth == num_accepted), likelihood, -jnp.inf))
+
+        def climb(index, carry):
+            node, path = carry
+            place = num_accepted - index
+            path = jnp.where(place >= 0, path.at[place].set(node), path)
+            return jnp.where(place > 0, tree.parents[node], node), path
+
+        _, path = jax.lax.fori_loop(0, tree.max_depth + 1, climb, (best, jnp.zeros(tree.max_depth + 1, jnp.int32)))
+        token = sampling_lib.sample(rng_key, target_law(best))
+        return types.Verdict(_pad_path(path, num_accepted), num_accepted, token)
+
+
 @register("synthetic")
 @dataclasses.dataclass(frozen=True)
 class Synthetic:
@@ -127,6 +252,7 @@ class Synthetic:
     rate: float = 0.8
     lossless: ClassVar[bool] = False
     follows_argmax: ClassVar[bool] = False
+    chains_only: ClassVar[bool] = False
 
     def __post_init__(self):
         if not 0 <= self.rate <= 1:
@@ -171,6 +297,20 @@ def greedy_walk(tree: types.TokenTree, argmax: jax.Array) -> types.Verdict:
     start = (jnp.int32(0), jnp.zeros(tree.max_depth + 1, jnp.int32), jnp.int32(0))
     node, path, num_accepted = jax.lax.fori_loop(1, tree.tokens.shape[0], visit, start)
     return types.Verdict(_pad_path(path, num_accepted), num_accepted, argmax[node])
+
+
+def check(verifier: types.Verifier, drafter: types.BoundDrafter) -> None:
+    """Refuse a verifier that cannot judge a drafter's trees.
+
+    Raises:
+      ValueError: naming both.
+    """
+    is_chain = drafter.num_nodes == drafter.max_depth + 1
+    if verifier.chains_only and not is_chain:
+        raise ValueError(
+            f"verifier {verifier.kind!r} judges chains; {type(drafter).__name__} proposes {drafter.num_nodes} nodes of "
+            f"depth {drafter.max_depth}"
+        )
 
 
 def verify(

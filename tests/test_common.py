@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import decode, drafters, metrics, types
+from jspec import decode, drafters, metrics, types, verify
 from tests import common_table, laws, reference, running, tiny, toy_drafters
 
 pytestmark = pytest.mark.usefixtures("small_programs")
@@ -266,23 +266,24 @@ PARTS = (
 SAMPLES = 3000  # rows of each part
 
 
-def law_decoder(name: str, switch: str | None) -> running.Decoder:
+def law_decoder(name: str, switch: str | None, verifier: types.Verifier) -> running.Decoder:
     """The row's decoder on fixture B; `switch` turns on a mistake of `toy_drafters.SampledTree`."""
     target, draft = tiny.bigram(np.log(P)), tiny.bigram(np.log(WIDE_Q))
     bound, params = common_table.ROWS[name].build(target, draft, np.log(TABLE))
     params = params | {switch: jnp.asarray(True)} if switch else params
-    return running.Decoder(target, bound, params, batch=SAMPLES * len(PARTS), width=1, capacity=6, max_new=5, chunk=1)
+    shapes = {"batch": SAMPLES * len(PARTS), "width": 1, "capacity": 6, "max_new": 5, "chunk": 1}
+    return running.Decoder(target, bound, params, verifier=verifier, **shapes)
 
 
 @functools.cache
-def law_output(name: str, switch: str | None):
+def law_output(name: str, switch: str | None, verifier: types.Verifier = decode.REJECTION):
     """`[rows, 5]` new tokens and their origins."""
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0}
     settings = {
         key: [value for _, part in PARTS for value in [part.get(key, neutral)] * SAMPLES]
         for key, neutral in settings.items()
     }
-    args, kwargs = law_decoder(name, switch).arguments(
+    args, kwargs = law_decoder(name, switch, verifier).arguments(
         [prompt for prompt, _ in PARTS for _ in range(SAMPLES)], **settings
     )
     output = decode.decode(*args, **kwargs)
@@ -290,9 +291,9 @@ def law_output(name: str, switch: str | None):
     return np.asarray(output.tokens)[:, 1:], np.asarray(output.origin)[:, 1:]
 
 
-def law_p_values(name: str, switch: str | None = None) -> list[float]:
+def law_p_values(name: str, switch: str | None = None, verifier: types.Verifier = decode.REJECTION) -> list[float]:
     """How well the first three new tokens of each part follow their exact law."""
-    tokens, _ = law_output(name, switch)
+    tokens, _ = law_output(name, switch, verifier)
     values = []
     for part, ((start,), settings) in enumerate(PARTS):
         transitions = np.stack([laws.filtered(row, **settings) for row in P])
@@ -305,6 +306,29 @@ def law_p_values(name: str, switch: str | None = None) -> list[float]:
 def test_the_text_follows_the_targets_law(name):
     """T = 1; T = 0.7 with top-k and top-p; min-p; greedy rows beside them. See `laws.FALSE_ALARM`."""
     assert min(law_p_values(name)) > laws.FALSE_ALARM
+
+
+# Every other verifier that applies: chains under block verification.
+CHAINS = ("standard", "prompt_lookup", "eagle chain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAINS)
+def test_block_verification_follows_the_targets_law(name):
+    assert min(law_p_values(name, verifier=verify.Block())) > laws.FALSE_ALARM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHAINS)
+def test_block_verification_gives_the_same_greedy_text(name):
+    """In a greedy batch, and beside sampled rows, where the walk itself decides; also cut at stop ids and budgets."""
+    block = dataclasses.replace(decoder(name), verifier=verify.Block())
+    assert block(PROMPTS) == greedy_rows(name)
+    beside = block(PROMPTS, **MIXED)
+    for i in (0, 4):  # the greedy rows of MIXED
+        assert beside[i] == mixed_rows(name)[i]
+    cut = block(PROMPTS, stop_ids=[7], max_new_tokens=5, **MIXED)
+    assert [cut[i].text for i in (0, 4)] == [truncate(TEXTS[i][:5], [7])[0] for i in (0, 4)]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from fractions import Fraction
 
 import jax
@@ -17,11 +18,12 @@ from tests import laws, reference
 
 pytestmark = pytest.mark.usefixtures("small_programs")
 
+REJECTION = verify.Rejection()
 BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
 
 
-def walk(monkeypatch, tree: types.TokenTree, target_laws, uniforms):
-    """`Rejection` on a batch of rows with given uniforms, one per node.
+def walk(monkeypatch, tree: types.TokenTree, target_laws, uniforms, verifier=REJECTION):
+    """A verifier on a batch of rows with given uniforms, one per node.
 
     Returns:
       Accepted nodes of each row, paths as handed out, and `[B, V]` laws from which the next token would be drawn.
@@ -35,7 +37,7 @@ def walk(monkeypatch, tree: types.TokenTree, target_laws, uniforms):
             with monkeypatch.context() as patch:
                 patch.setattr(jax.random, "uniform", lambda rng_key, shape: uniforms[: shape[0]])
                 row = row.replace(draft_ids=tree.draft_ids)
-                return verify.Rejection().verify(jax.random.key(0), row, lambda node: laws[node])
+                return verifier.verify(jax.random.key(0), row, lambda node: laws[node])
 
         return jax.vmap(one)(rows, target_laws, uniforms)
 
@@ -315,3 +317,206 @@ def test_synthetic_accepts_at_its_rate_and_says_that_it_is_not_lossless():
 def test_synthetic_refuses_a_rate_that_is_none(rate):
     with pytest.raises(ValueError, match=r"rate .* outside \[0, 1\]"):
         verify.Synthetic(rate)
+
+
+# Block verification.
+
+
+def block_chances(tokens, draft_laws, target_laws):
+    """Sun et al., algorithm 2, exact for fractions: P_i of every prefix, the chance h_i of each test, the laws of the
+    token behind each prefix. `target_laws` has one law more than `draft_laws`."""
+    gamma, shares, chances, ends = len(tokens), [Fraction(1)], [], []
+    for i, token in enumerate(tokens):
+        shares.append(min(1, shares[-1] * target_laws[i][token] / draft_laws[i][token]))
+    for i in range(gamma + 1):
+        if i == gamma:
+            chances.append(shares[i])
+            ends.append(list(target_laws[i]))
+            continue
+        left = [max(shares[i] * p - q, 0) for p, q in zip(target_laws[i], draft_laws[i])]
+        mass = sum(left)
+        rest = mass + 1 - shares[i]
+        chances.append(mass / rest if rest else 1)
+        ends.append([x / mass for x in left] if mass else list(target_laws[i]))
+    return shares, chances, ends
+
+
+def outcomes(target, draft, gamma, kind):
+    """Law of accepted drafts and next token, and the expected number of accepted drafts; Markov chains from state 0."""
+    size, law, expected = len(target), {}, 0
+    for tokens in itertools.product(range(size), repeat=gamma):
+        states = [0, *tokens]
+        qs, ps = [draft[x] for x in states[:-1]], [target[x] for x in states]
+        drawn = math.prod(q[x] for q, x in zip(qs, tokens))
+        if kind == "token":
+            stand = [min(1, p[x] / q[x]) for p, q, x in zip(ps, qs, tokens)]
+            kept = [math.prod(stand[:i]) * (1 - stand[i]) for i in range(gamma)] + [math.prod(stand)]
+            ends = [reference.residual(p, q) for p, q in zip(ps, qs)] + [ps[-1]]
+        else:
+            _, chances, ends = block_chances(tokens, qs, ps)
+            none_later = [math.prod(1 - h for h in chances[i + 1 :]) for i in range(gamma + 1)]
+            kept = [(chances[i] if i else 1) * none_later[i] for i in range(gamma + 1)]
+        for i, weight in enumerate(kept):
+            expected += drawn * weight * i
+            for token, p in enumerate(ends[i]):
+                text = (*tokens[:i], token)
+                law[text] = law.get(text, 0) + drawn * weight * p
+    return law, expected
+
+
+def fractions(rng, size):
+    rows = rng.integers(1, 9, (size, size))
+    return [[Fraction(int(x), int(row.sum())) for x in row] for row in rows]
+
+
+def texts(law, target, length):
+    """The law of the first `length` tokens, those behind a block drawn from the target."""
+    full = {}
+    for text, weight in law.items():
+        for rest in itertools.product(range(len(target)), repeat=max(0, length - len(text))):
+            states = [0, *text, *rest]
+            chain = [target[a][b] for a, b in zip(states[len(text) :], rest)]
+            key = (*text, *rest)[:length]
+            full[key] = full.get(key, 0) + weight * math.prod(chain)
+    return full
+
+
+def test_the_toy_pair():
+    target, draft = [[Fraction(1, 3), Fraction(2, 3)]] * 2, [[Fraction(2, 3), Fraction(1, 3)]] * 2
+    assert outcomes(target, draft, 2, "token")[1] == Fraction(10, 9)
+    assert outcomes(target, draft, 2, "block")[1] == Fraction(11, 9)
+
+
+def test_block_keeps_the_law_and_never_accepts_less():
+    rng = np.random.default_rng(5)
+    for gamma in (1, 2, 3):
+        for _ in range(5):
+            target, draft = fractions(rng, 3), fractions(rng, 3)
+            law, block = outcomes(target, draft, gamma, "block")
+            _, token = outcomes(target, draft, gamma, "token")
+            assert block >= token and (block == token or gamma > 1)
+            expected = texts({(): Fraction(1)}, target, gamma + 1)
+            assert texts(law, target, gamma + 1) == expected
+
+
+@pytest.mark.parametrize("real", [3, 1, 0])
+def test_block_is_that_of_the_reference(monkeypatch, real):
+    """A budget may leave fewer drafts than gamma; the last real one is the block's last."""
+    rng = np.random.default_rng(6)
+    batch, gamma, size = 2000, 3, 4
+    draft_laws = rng.dirichlet(np.ones(size), (batch, gamma)).astype(np.float32)
+    target = rng.dirichlet(np.ones(size), (batch, gamma + 1)).astype(np.float32)
+    target[rng.random(target.shape) < 0.2] = 0
+    target[..., 0] += 0.01
+    target /= target.sum(-1, keepdims=True)
+    drafts = rng.integers(0, size, (batch, gamma))
+    uniforms = rng.random((batch, gamma + 1)).astype(np.float32) * (rng.random((batch, gamma + 1)) < 0.9)
+    tree = tree_lib.chain(jnp.zeros(batch, int), jnp.asarray(drafts), draft_probs=jnp.asarray(draft_laws))
+    tree = tree_lib.limit_depth(tree, jnp.full(batch, real))
+    accepted, paths, next_laws = walk(monkeypatch, tree, target, uniforms, verify.Block())
+    counts = set()
+    for row in range(batch):
+        laws_ = draft_laws[row, :real].astype(float), target[row, : real + 1].astype(float)
+        _, chances, ends = block_chances(drafts[row, :real].tolist(), *laws_)
+        kept = max([0, *(i for i in range(1, real + 1) if uniforms[row, i] < chances[i])])
+        if any(abs(uniforms[row, i] - chances[i]) < 1e-5 for i in range(1, real + 1)):
+            continue
+        assert accepted[row] == list(range(kept + 1)), row
+        assert np.allclose(next_laws[row], ends[kept], atol=1e-3)
+        counts.add(kept)
+    assert counts == set(range(real + 1))
+
+
+def test_a_block_walk_that_stops_at_a_failure_is_noticed():
+    """The mutant: the law of a walk that ends at the first failed test is not the target's."""
+    target, draft = fractions(np.random.default_rng(5), 3), fractions(np.random.default_rng(7), 3)
+    law = {}
+    for tokens in itertools.product(range(3), repeat=2):
+        qs, ps = [draft[x] for x in (0, tokens[0])], [target[x] for x in (0, *tokens)]
+        _, chances, ends = block_chances(tokens, qs, ps)
+        kept = [1 - chances[1], chances[1] * (1 - chances[2]), chances[1] * chances[2]]
+        for i, weight in enumerate(kept):
+            for token, p in enumerate(ends[i]):
+                text, drawn = (*tokens[:i], token), math.prod(q[x] for q, x in zip(qs, tokens))
+                law[text] = law.get(text, 0) + drawn * weight * p
+    assert texts(law, target, 3) != texts({(): Fraction(1)}, target, 3)
+
+
+def test_block_refuses_trees():
+    from jspec import drafters
+    from tests import tiny
+
+    bound, _ = drafters.Lookahead(window=2, ngram=3, guesses=2).build(tiny.random_target())
+    with pytest.raises(ValueError, match="verifier 'block' judges chains; BoundLookahead proposes 8 nodes of depth 2"):
+        verify.check(verify.Block(), bound)
+    verify.check(verify.Block(), drafters.PromptLookup(gamma=3).build(tiny.random_target())[0])
+    verify.check(verify.Rejection(), bound)
+
+
+# Lossy verifiers.
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.6, 0.2])
+def test_lenience(monkeypatch, lenience):
+    """A draft passes with min(1, p / (l q)), alpha = sum min(p / l, q), and no token comes with more than p / l."""
+    p, q = np.array([0.1, 0.2, 0.3, 0.4]), np.array([0.4, 0.3, 0.2, 0.1])
+    verifier = verify.Rejection(lenience=lenience)
+    assert verifier.lossless == (lenience == 1)
+    count = 2000
+    uniforms = np.broadcast_to((np.arange(count) + 0.5) / count, (4, count)).reshape(-1, 1).astype(np.float32)
+    uniforms = np.repeat(uniforms, 2, axis=1)
+    drafts = np.repeat(np.arange(4), count)[:, None]
+    tree = tree_lib.chain(
+        jnp.zeros(4 * count, int), jnp.asarray(drafts), draft_probs=jnp.broadcast_to(jnp.asarray(q), (4 * count, 1, 4))
+    )
+    target = np.broadcast_to(np.stack([p, np.ones(4) / 4]).astype(np.float32), (4 * count, 2, 4))
+    accepted, _, next_laws = walk(monkeypatch, tree, target, uniforms, verifier)
+    passed = np.array([len(path) == 2 for path in accepted]).reshape(4, count).mean(axis=1)
+    assert np.allclose(passed, np.minimum(1, p / (lenience * q)), atol=1e-3)
+    assert np.isclose(passed @ q, np.minimum(p / lenience, q).sum(), atol=1e-3)
+    ends = next_laws.reshape(4, count, 4)[:, -1]  # a rejected row's, where there is one
+    emitted = q * passed + sum(q[x] * (1 - passed[x]) * ends[x] for x in range(4))
+    assert (emitted <= p / lenience + 1e-3).all()
+    if lenience == 1:
+        assert np.allclose(emitted, p, atol=1e-3)
+
+
+def test_typical_acceptance_by_hand(monkeypatch):
+    """Entropy of [.5, .5] is ln 2, so 0.3 exp(-H) = 0.15 and epsilon 0.09 decides; of a one-hot law it is 0."""
+    flat, sharp, tail = [0.25] * 4, [0.0, 1.0, 0.0, 0.0], [0.6, 0.3, 0.08, 0.02]
+    # Root with children 1 (token 2), 2 (token 1), 3 (token 0); 4 and 5 behind 2 and 3; 6 behind 3.
+    parents = np.array([[-1, 0, 0, 0, 2, 3, 3]])
+    tokens = np.array([[0, 2, 1, 0, 0, 1, 2]])
+    tree = tree_lib.from_parents(jnp.asarray(tokens), jnp.asarray(parents), max_depth=2)
+
+    def best(*laws):
+        target = np.array([laws], np.float32)
+        accepted, _, next_law = walk(monkeypatch, tree, target, np.zeros((1, 7)), verify.Typical())
+        return accepted[0], next_law[0].tolist()
+
+    rest = [flat] * 3
+    # tail: H = 0.9993, 0.3 exp(-H) = 0.1104 > 0.09: tokens 0 and 1 pass. Behind 1 token 0 (0.25), behind 0 tokens 1, 2.
+    path, law = best(tail, flat, flat, flat, *rest)
+    assert path == [0, 3, 5]  # as long as [0, 2, 4], but 0.6 beats 0.3; 5 and 6 tie, the first wins
+    assert law == flat
+    # Behind 3 the target wants token 1 alone: 6 falls. Behind 2 nothing passes.
+    assert best(tail, flat, [0, 0, 1, 0], sharp, *rest)[0] == [0, 3, 5]
+    # Only token 1 passes at the root.
+    assert best(sharp, flat, flat, flat, *rest)[0] == [0, 2, 4]
+    # Nothing passes: 0.08 and below.
+    assert best([0.0, 0.0, 0.05, 0.95], flat, flat, flat, *rest)[0] == [0]
+    assert not verify.Typical().lossless
+
+
+@pytest.mark.parametrize(
+    "build,words",
+    [
+        (lambda: verify.Rejection(lenience=0.0), r"lenience 0.0 is outside \(0, 1\]"),
+        (lambda: verify.Rejection(lenience=1.5), r"lenience 1.5 is outside \(0, 1\]"),
+        (lambda: verify.Typical(epsilon=0), r"epsilon 0 is outside \(0, 1\]"),
+        (lambda: verify.Typical(delta=2.0), r"delta 2.0 is outside \(0, 1\]"),
+    ],
+)
+def test_bad_settings_of_verifiers(build, words):
+    with pytest.raises(ValueError, match=words):
+        build()
