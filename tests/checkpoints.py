@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import struct
+import zipfile
 from typing import Any
 
 import jax
@@ -196,3 +198,61 @@ def write_gguf(
 def with_options(**changes: Any) -> model_config.TransformerConfig:
     """`RANDOM` with some values changed."""
     return dataclasses.replace(RANDOM, **changes)
+
+
+# Files of torch.save, without torch: instructions of pickle protocol 2, and an archive around them.
+
+
+def pickle_text(value: str) -> bytes:
+    """Pushes a string."""
+    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
+
+
+def pickle_tuple(*items: bytes | int) -> bytes:
+    """Pushes a tuple of what the items push, whole numbers as such."""
+    return b"(" + b"".join(b"J" + struct.pack("<i", item) if isinstance(item, int) else item for item in items) + b"t"
+
+
+def pickle_global(module: str, name: str) -> bytes:
+    """Pushes whatever a module holds under a name."""
+    return f"c{module}\n{name}\n".encode()
+
+
+def pickle_tensor(
+    storage: str, record: str, size: int, shape: tuple[int, ...], strides: tuple[int, ...], offset: int = 0
+) -> bytes:
+    """Pushes a tensor as torch describes it: a view of a storage of `size` elements, in elements."""
+    reference = pickle_tuple(
+        pickle_text("storage"), pickle_global("torch", storage), pickle_text(record), pickle_text("cpu"), size
+    )
+    hooks = pickle_global("collections", "OrderedDict") + b")R"
+    arguments = pickle_tuple(reference + b"Q", offset, pickle_tuple(*shape), pickle_tuple(*strides), b"\x89", hooks)
+    return pickle_global("torch._utils", "_rebuild_tensor_v2") + arguments + b"R"
+
+
+def pickle_dict(items: dict[str, bytes]) -> bytes:
+    """Pushes a dictionary."""
+    return b"}(" + b"".join(pickle_text(name) + value for name, value in items.items()) + b"u"
+
+
+def write_torch_archive(path: pathlib.Path, pushes: bytes, records: dict[str, bytes]) -> pathlib.Path:
+    """The archive around a pickle that pushes one object; `records` hold the storages."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + pushes + b".")
+        archive.writestr("archive/byteorder", b"little")
+        for name, content in records.items():
+            archive.writestr(f"archive/data/{name}", content)
+        archive.writestr("archive/version", b"3\n")
+    return path
+
+
+def write_torch(path: pathlib.Path, tensors: dict[str, np.ndarray]) -> pathlib.Path:
+    """A state dict of float32 and int64 tensors, each in a storage of its own."""
+    items, records = {}, {}
+    for index, (name, tensor) in enumerate(tensors.items()):
+        tensor = np.ascontiguousarray(tensor)
+        storage = {"float32": "FloatStorage", "int64": "LongStorage"}[tensor.dtype.name]
+        strides = tuple(step // tensor.itemsize for step in tensor.strides)
+        items[name] = pickle_tensor(storage, str(index), tensor.size, tensor.shape, strides)
+        records[str(index)] = tensor.tobytes()
+    return write_torch_archive(path, pickle_dict(items), records)

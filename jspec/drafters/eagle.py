@@ -30,6 +30,7 @@ from jspec import topology as topology_lib
 from jspec import types
 from jspec.drafters import base, draft_vocabulary, growth
 from jspec.models import heads as heads_lib
+from jspec.weights import eagle_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +158,6 @@ class Eagle:
         if self.draft is None:
             raise ValueError("draft is not given: set draft.reference or draft.random")
         if self.draft.random is None:
-            from jspec.weights import eagle_files
-
             return eagle_files.load(self.draft.reference, target, sha256=self.draft.sha256)
         random = self.draft.random
         if random.vocab_size is not None and not 1 <= random.vocab_size <= target.model.config.vocab_size:

@@ -22,6 +22,7 @@ from jspec import tree as tree_lib
 from jspec import types
 from jspec.drafters import base, draft_vocabulary
 from jspec.models import heads as heads_lib
+from jspec.weights import medusa_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +64,12 @@ class MedusaDraft:
 class Medusa:
     """Settings.
 
-    tree:       shape of the proposals; its depth is the number of heads used.
+    tree:       shape of the proposals; its depth is the number of heads used. None means `mc_sim_7b_63`.
     draft:      where the heads come from; None when they are handed to `build`.
     vocabulary: candidates come from these tokens only; None means from all.
     """
 
-    tree: topology_lib.Tree = topology_lib.Tree(name="mc_sim_7b_63")
+    tree: topology_lib.Tree | None = None
     draft: MedusaDraft | None = None
     vocabulary: draft_vocabulary.Vocabulary | None = None
 
@@ -86,14 +87,13 @@ class Medusa:
         """
         if heads is None:
             heads = self._load(target)
-        return bind(self.tree.topology, target, heads, self.vocabulary and self.vocabulary.load(target))
+        tree = self.tree or topology_lib.Tree(name="mc_sim_7b_63")
+        return bind(tree.topology, target, heads, self.vocabulary and self.vocabulary.load(target))
 
     def _load(self, target: types.Target) -> heads_lib.MedusaHeads:
         if self.draft is None:
             raise ValueError("draft is not given: set draft.reference or draft.random")
         if self.draft.random is None:
-            from jspec.weights import medusa_files
-
             return medusa_files.load(self.draft.reference, target, sha256=self.draft.sha256)
         random, config = self.draft.random, target.model.config
         vocab_size = config.vocab_size if random.own_heads else None
@@ -118,15 +118,21 @@ def bind(
     config, model = heads.config, target.model
     if config.width != model.config.width:
         raise ValueError(f"the heads read features of width {config.width}; the target's have {model.config.width}")
-    if config.vocab_size not in (None, model.config.vocab_size):
+    own_ids = heads.params.get("draft_ids")
+    if own_ids is not None:
+        draft_vocabulary.check(own_ids, target, where="of the heads")
+        if draft_ids is not None:
+            raise ValueError("vocabulary: the heads have a reduced vocabulary of their own")
+    elif config.vocab_size not in (None, model.config.vocab_size):
         raise ValueError(f"the heads know {config.vocab_size} tokens; the target has {model.config.vocab_size}")
     depth = topology.max_depth
     if depth > config.num_heads:
         raise ValueError(f"tree is {depth} deep and needs as many heads; there are {config.num_heads}")
-    candidates = model.config.vocab_size if draft_ids is None else len(draft_ids)
+    ids = own_ids if draft_ids is None else draft_ids
+    candidates = model.config.vocab_size if ids is None else len(ids)
     if topology.num_ranks > candidates:
         raise ValueError(f"tree asks for {topology.num_ranks} candidates of {candidates} tokens")
-    params = {name: leaf[:depth] for name, leaf in heads.params.items()}
+    params = {name: leaf if name == "draft_ids" else leaf[:depth] for name, leaf in heads.params.items()}
     if draft_ids is not None:
         if "heads" in params:
             params["heads"] = params["heads"][:, jnp.asarray(draft_ids)]

@@ -29,16 +29,20 @@ class MedusaConfig:
     num_layers:   residual blocks in each head.
     width:        E, of the target.
     vocab_size:   rows of the heads' own output matrices; None when they share the target's.
+    reduced:      these rows stand for a reduced vocabulary, whose target ids the parameters hold as `draft_ids`.
     """
 
     num_heads: int
     num_layers: int
     width: int
     vocab_size: int | None = None
+    reduced: bool = False
 
     def __post_init__(self):
         if min(self.num_heads, self.num_layers, self.width) < 1:
             raise ValueError(f"{self}: every size must be at least 1")
+        if self.reduced and self.vocab_size is None:
+            raise ValueError(f"{self}: a reduced vocabulary needs output matrices of its own")
 
 
 @flax.struct.dataclass
@@ -50,19 +54,27 @@ class MedusaHeads:
 
 
 def medusa_shapes(config: MedusaConfig, dtype: Any = jnp.float32) -> dict:
-    """`blocks` and `biases` of the residual blocks and, unless the target's is shared, the output matrices `heads`."""
+    """`blocks` and `biases` of the residual blocks and, unless the target's is shared, the output matrices `heads`;
+    `draft_ids` `[Vd]` of a reduced vocabulary."""
     c = config
     shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, dtype)
     shapes = {
         "blocks": shape(c.num_heads, c.num_layers, c.width, c.width),
         "biases": shape(c.num_heads, c.num_layers, c.width),
     }
-    return shapes if c.vocab_size is None else shapes | {"heads": shape(c.num_heads, c.vocab_size, c.width)}
+    if c.vocab_size is not None:
+        shapes["heads"] = shape(c.num_heads, c.vocab_size, c.width)
+    if c.reduced:
+        shapes["draft_ids"] = jax.ShapeDtypeStruct((c.vocab_size,), jnp.int32)
+    return shapes
 
 
 def init_medusa(rng_key: jax.Array, config: MedusaConfig, dtype: Any = jnp.float32) -> MedusaHeads:
     """Random heads for tests and timing: matrices normal of variance 1 / fan-in. (Training starts from zero blocks.)"""
-    return MedusaHeads(_random(rng_key, medusa_shapes(config, dtype)), config)
+    params = _random(rng_key, medusa_shapes(config, dtype))
+    if config.reduced:
+        params["draft_ids"] = jnp.arange(config.vocab_size, dtype=jnp.int32)
+    return MedusaHeads(params, config)
 
 
 def medusa_states(heads: MedusaHeads, feature: jax.Array) -> jax.Array:
@@ -79,7 +91,7 @@ def medusa_states(heads: MedusaHeads, feature: jax.Array) -> jax.Array:
 
 
 def medusa_logits(heads: MedusaHeads, target: transformer.Model, feature: jax.Array) -> jax.Array:
-    """`[B, E]` final features of the target -> `[B, K, V]` float32 logits, one row per head.
+    """`[B, E]` final features of the target -> `[B, K, V]` float32 logits, one row per head; `Vd` for V if reduced.
 
     Without matrices of their own the heads share the target's, or `head` `[Vd, E]` if the parameters hold one.
     """

@@ -13,7 +13,7 @@ import math
 import pathlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -58,17 +58,24 @@ class Names:
     ignored: re.Pattern
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
+    """A stored tensor that is part of a leaf."""
+
     name: str
     shape: tuple[int, ...]
 
 
-def _parts(config: model_config.TransformerConfig, names: Names) -> dict[tuple, list[_Part]]:
-    """The stored tensors behind each leaf of the tree, by the leaf's path."""
-    fused = {
+def fused_rows(config: model_config.TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """Rows of the stored tensors behind the leaves that fuse several."""
+    return {
         "qkv": (config.num_heads * config.head_size,) + 2 * (config.num_kv_heads * config.head_size,),
         "gate_up": (config.ffn_size, config.ffn_size),
     }
+
+
+def _parts(config: model_config.TransformerConfig, names: Names) -> dict[tuple, list[Part]]:
+    """The stored tensors behind each leaf of the tree, by the leaf's path."""
+    fused = fused_rows(config)
     parts = {}
     for path, leaf in jax.tree.flatten_with_path(model_config.param_shapes(config))[0]:
         keys = tuple(getattr(step, "key", getattr(step, "idx", None)) for step in path)
@@ -77,7 +84,7 @@ def _parts(config: model_config.TransformerConfig, names: Names) -> dict[tuple, 
         else:
             stored = tuple(names.layer.format(keys[1]) + name for name in names.leaves[keys[2]])
         rows = fused.get(str(keys[-1]).removesuffix("_bias"), (leaf.shape[0],))
-        parts[keys] = [_Part(name, (count, *leaf.shape[1:])) for name, count in zip(stored, rows, strict=True)]
+        parts[keys] = [Part(name, (count, *leaf.shape[1:])) for name, count in zip(stored, rows, strict=True)]
     return parts
 
 
@@ -138,7 +145,7 @@ def assemble(
     shapes, treedef = jax.tree.flatten(model_config.param_shapes(config, dtype))
 
     def load(leaf, stored):
-        return jax.device_put(_read_leaf(source, stored, leaf, adjust))
+        return jax.device_put(read_leaf(source, stored, leaf, adjust))
 
     # Two leaves at a time keep two cores busy; more would only hold more unfinished leaves in memory.
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
@@ -146,11 +153,25 @@ def assemble(
     return jax.tree.unflatten(treedef, leaves)
 
 
-def _check(source: Source, parts: dict[tuple, list[_Part]], names: Names, config: model_config.TransformerConfig):
+def _check(source: Source, parts: dict[tuple, list[Part]], names: Names, config: model_config.TransformerConfig):
     expected = {part.name: part.shape for stored in parts.values() for part in stored}
     held = {name for name in source.names() if not names.ignored.fullmatch(name)}
     if config.tied_head:
         held.discard(names.head)  # equal to the embedding: `settle_head` compared them
+    check_tensors(source, expected, held)
+
+
+def check_tensors(source: Source, expected: Mapping[str, tuple[int, ...]], held: Set[str]) -> None:
+    """Compare what is stored with what should be.
+
+    Args:
+      source: the stored tensors.
+      expected: shapes by name.
+      held: the stored names that count; the others carry nothing of their own.
+
+    Raises:
+      ValueError: all unknown, missing and misshapen tensors, by name and file.
+    """
     problems = []
     if missing := [name for name in expected if name not in held]:
         problems.append(f"missing: {', '.join(missing)}")
@@ -163,8 +184,17 @@ def _check(source: Source, parts: dict[tuple, list[_Part]], names: Names, config
         raise ValueError(f"{source.path}: the tensors do not fit the config; {'; '.join(problems)}")
 
 
-def _read_leaf(source, stored, leaf, adjust) -> np.ndarray:
-    """One leaf in host memory, fused and cast."""
+def read_leaf(
+    source: Source,
+    stored: Sequence[Part],
+    leaf: jax.ShapeDtypeStruct,
+    adjust: Callable[[str, np.ndarray], np.ndarray] | None = None,
+) -> np.ndarray:
+    """One leaf in host memory: its parts one behind the other along the first axis, cast.
+
+    Raises:
+      ValueError: a tensor that holds no floating-point numbers.
+    """
     out = _aligned(leaf.shape, leaf.dtype)
     start = 0
     for name, shape in stored:

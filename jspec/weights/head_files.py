@@ -1,0 +1,139 @@
+"""What files of draft heads have in common: how they are opened, fused into leaves and split again, and written.
+
+A folder is written beside its place under a temporary name, read back through the loader and compared, and only then
+renamed, so that nothing half-written and nothing that reads back differently ever stands there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.models import transformer
+from jspec.weights import assembly, references, safetensors_files, torch_files
+
+_TORCH_MODEL = "pytorch_model.bin"
+
+
+def open_source(reference: str, sha256: str | None, first: Sequence[str] = ()) -> assembly.Source:
+    """The tensors that a reference means.
+
+    A file is taken as it is. Of a folder, the first of these that exists: the names in `first`, safetensors as
+    `references.weight_files` finds them, `pytorch_model.bin`.
+
+    Args:
+      reference: see `references`.
+      sha256: expected digest of the file that is read, or of a folder's shards in order.
+      first: file names.
+
+    Raises:
+      ValueError: the reference or the digest is wrong, there is no such file, or it cannot be read.
+    """
+    path = references.resolve(reference, also=(*first, _TORCH_MODEL))
+    if path.is_dir():
+        named = [path / name for name in first if (path / name).is_file()]
+        if named:
+            path = named[0]
+        elif not references.weight_files(path) and (path / _TORCH_MODEL).is_file():
+            path = path / _TORCH_MODEL
+    if sha256 is not None:
+        references.resolve(str(path), sha256)
+    if path.is_file() and path.suffix != ".safetensors":
+        return torch_files.TorchFile(path)
+    return safetensors_files.SafetensorsFiles(path)
+
+
+def config_path(source: assembly.Source) -> pathlib.Path:
+    """The config.json that belongs to tensors, whether or not it exists."""
+    return (source.path.parent if source.path.is_file() else source.path) / "config.json"
+
+
+def read_leaf(source: assembly.Source, parts: Sequence[assembly.Part], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    """A parameter from the tensors that lie behind one another in it, in row-major order."""
+    rows = sum(part.shape[0] for part in parts)
+    flat = jax.ShapeDtypeStruct((rows, *parts[0].shape[1:]), leaf.dtype)
+    return jax.device_put(assembly.read_leaf(source, parts, flat).reshape(leaf.shape))
+
+
+def split_leaf(leaf: jax.Array, parts: Sequence[assembly.Part]) -> dict[str, np.ndarray]:
+    """The tensors of a parameter by name: the inverse of `read_leaf`."""
+    flat, tensors, start = np.asarray(leaf).ravel(), {}, 0
+    for part in parts:
+        size = math.prod(part.shape)
+        tensors[part.name] = flat[start : start + size].reshape(part.shape)
+        start += size
+    return tensors
+
+
+def output_matrix(model: transformer.Model) -> jax.Array:
+    """`[V, E]`, what the target's logits are made with."""
+    return model.params["embed" if model.config.tied_head else "head"]
+
+
+def same_values(one: jax.Array, other: jax.Array) -> bool:
+    """Of the same shape and dtype, and equal."""
+    return one.shape == other.shape and one.dtype == other.dtype and bool(jnp.array_equal(one, other))
+
+
+def check_logits(found: jax.Array, expected: jax.Array, dtype: Any, where: pathlib.Path) -> None:
+    """Compare the logits of what was read back with those of what was to be written.
+
+    The numbers are the same, but their programs need not be (a bias of zeros, a matrix that is the target's after all),
+    so some units in the last place are allowed.
+
+    Raises:
+      ValueError: they differ.
+    """
+    found, expected = np.asarray(found), np.asarray(expected)
+    limit = 64 * float(jnp.finfo(dtype).eps) * max(1.0, float(np.abs(expected).max()))
+    if found.shape != expected.shape or not np.abs(found - expected).max() <= limit:
+        raise ValueError(f"{where}: what was written does not give the same logits when read back; nothing is kept")
+
+
+def write_folder(
+    folder: str | os.PathLike,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    name: str,
+    check: Callable[[pathlib.Path], None],
+) -> None:
+    """Write `config.json` and one safetensors file into a new folder.
+
+    Args:
+      folder: an empty or no folder, inside an existing one.
+      config: content of config.json.
+      tensors: arrays by name.
+      name: of the safetensors file.
+      check: reads what was written from the folder it is given, before the folder gets its name.
+
+    Raises:
+      ValueError: there is something in the folder already, or no folder to put it in; or `check` says so.
+      OSError: the disk does.
+    """
+    folder = pathlib.Path(folder).expanduser().absolute()
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty; heads are written into a new folder")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; heads are written into a new folder")
+    if not folder.parent.is_dir():
+        raise ValueError(f"{folder} cannot be written: {folder.parent} is not a folder")
+    work = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    work.mkdir()
+    try:
+        (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        # transformers refuses a file that does not say whose tensors it holds.
+        safetensors_files.save(tensors, work / name, metadata={"format": "pt"})
+        check(work)
+        os.replace(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
