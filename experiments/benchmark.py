@@ -342,8 +342,11 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
     )
 
 
-def _describe(draft: drafters.Draft) -> str:
-    return draft.reference if draft.reference is not None else f"first {draft.layers} layers of the target"
+def _describe(draft) -> str:
+    """Where a draft comes from; drafters have their own settings for that."""
+    if getattr(draft, "layers", None) is not None:
+        return f"first {draft.layers} layers of the target"
+    return draft.reference if draft.reference is not None else "random weights"
 
 
 def _table(folder: run_folder.RunFolder) -> str:
