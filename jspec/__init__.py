@@ -3,21 +3,26 @@
 Scripts need `load_target`, `generate` and `stream`; the loop itself is `decode.decode` and `decode.stream`.
 """
 
-from jspec import cache, decode, drafters, metrics, sampling, tree, types, verify
-from jspec.drafters import Autoregressive, Draft, PromptLookup, Standard
+from jspec import cache, decode, drafters, metrics, sampling, topology, tree, types, verify
+from jspec.drafters import Autoregressive, Draft, Eagle, EarlyExit, Lookahead, Medusa, PromptLookup, Standard
 from jspec.drafters.standard import load_draft
 from jspec.generation import Generation, generate, stream
 from jspec.models.config import RopeScaling, TransformerConfig
 from jspec.models.transformer import Model, forward
 from jspec.types import Params, Target
-from jspec.verify import Rejection, Synthetic
+from jspec.verify import Block, Rejection, Synthetic, Typical
 from jspec.version import __version__
 from jspec.weights.load import load_target
 
 __all__ = [
     "Autoregressive",
+    "Block",
     "Draft",
+    "Eagle",
+    "EarlyExit",
     "Generation",
+    "Lookahead",
+    "Medusa",
     "Model",
     "Params",
     "PromptLookup",
@@ -27,6 +32,7 @@ __all__ = [
     "Synthetic",
     "Target",
     "TransformerConfig",
+    "Typical",
     "__version__",
     "cache",
     "decode",
@@ -38,6 +44,7 @@ __all__ = [
     "metrics",
     "sampling",
     "stream",
+    "topology",
     "tree",
     "types",
     "verify",
