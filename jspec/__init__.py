@@ -4,7 +4,18 @@ Scripts need `load_target`, `generate` and `stream`; the loop itself is `decode.
 """
 
 from jspec import cache, decode, drafters, metrics, sampling, topology, tree, types, verify
-from jspec.drafters import Autoregressive, Draft, Eagle, EarlyExit, Lookahead, Medusa, PromptLookup, Standard
+from jspec.drafters import (
+    Autoregressive,
+    Bigram,
+    Draft,
+    Eagle,
+    EarlyExit,
+    Lookahead,
+    Medusa,
+    PromptLookup,
+    Standard,
+    Unigram,
+)
 from jspec.drafters.standard import load_draft
 from jspec.generation import Generation, generate, stream
 from jspec.models.config import RopeScaling, TransformerConfig
@@ -16,6 +27,7 @@ from jspec.weights.load import load_target
 
 __all__ = [
     "Autoregressive",
+    "Bigram",
     "Block",
     "Draft",
     "Eagle",
@@ -33,6 +45,7 @@ __all__ = [
     "Target",
     "TransformerConfig",
     "Typical",
+    "Unigram",
     "__version__",
     "cache",
     "decode",

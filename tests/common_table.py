@@ -136,6 +136,17 @@ def _expand_and_rerank(table: np.ndarray, depth: int, top_k: int, num_nodes: int
     return propose
 
 
+def _corpus(table: np.ndarray) -> list[list[int]]:
+    """Texts in which every token is followed by its likely ones."""
+    best = np.argsort(-table, axis=1)[:, :3].tolist()
+    return [
+        [token, after]
+        for token, ranked in enumerate(best)
+        for place, after in enumerate(ranked)
+        for _ in range(3 - place)
+    ]
+
+
 def _eagle3(settings: drafters.Eagle, reduced: bool = False, **row) -> Row:
     def build(target, twin, table):
         ids = np.arange(0, len(table), 1 + (len(table) > 8)) if reduced else None
@@ -208,6 +219,16 @@ ROWS = {
     "standard tree": Row(
         lambda target, twin, table: drafters.Standard(tree=topology.Tree(choices=CHOICES)).build(target, draft=twin),
         "standard",
+        quick=False,
+    ),
+    "unigram": Row(
+        lambda target, twin, table: drafters.Unigram(gamma=2).build(target, sequences=_corpus(table)),
+        "unigram",
+        quick=False,
+    ),
+    "bigram": Row(
+        lambda target, twin, table: drafters.Bigram(gamma=3, continuations=3).build(target, sequences=_corpus(table)),
+        "bigram",
         quick=False,
     ),
     "early exit": Row(

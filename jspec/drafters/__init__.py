@@ -6,12 +6,14 @@ from jspec.drafters.draft_vocabulary import Vocabulary
 from jspec.drafters.eagle import Dynamic, Eagle, EagleDraft, RandomEagle
 from jspec.drafters.lookahead import Lookahead
 from jspec.drafters.medusa import Medusa, MedusaDraft, RandomMedusa
+from jspec.drafters.ngram import Bigram, Unigram
 from jspec.drafters.prompt_lookup import PromptLookup
 from jspec.drafters.standard import Draft, EarlyExit, Standard
 
 __all__ = [
     "REGISTRY",
     "Autoregressive",
+    "Bigram",
     "Draft",
     "Dynamic",
     "Eagle",
@@ -24,5 +26,6 @@ __all__ = [
     "RandomEagle",
     "RandomMedusa",
     "Standard",
+    "Unigram",
     "Vocabulary",
 ]

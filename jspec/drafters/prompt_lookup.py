@@ -28,19 +28,22 @@ class PromptLookup:
     """Settings.
 
     gamma:     draft length.
-    max_ngram: longest suffix looked up, in tokens; longer ones are tried first.
+    max_ngram: longest suffix looked up, in tokens; longer ones are tried first. None has no limit: the place with the
+               longest common suffix wins, however long, as with a suffix automaton (SAM decoding, arXiv:2411.10666).
     min_ngram: shortest.
     prefer:    which of several places with the longest match: the most `recent` or the `first`.
     """
 
     gamma: int = 7
-    max_ngram: int = 3
+    max_ngram: int | None = 3
     min_ngram: int = 1
     prefer: Literal["recent", "first"] = "recent"
 
     def __post_init__(self):
         base.check_count("gamma", self.gamma, 0)  # 0 is plain decoding
         base.check_count("min_ngram", self.min_ngram, 1)
+        if self.max_ngram is None:
+            return
         base.check_count("max_ngram", self.max_ngram, 1)
         if self.min_ngram > self.max_ngram:
             raise ValueError(f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}")
@@ -84,17 +87,24 @@ def lookup(tokens: jax.Array, length: jax.Array, settings: PromptLookup) -> tupl
       `[gamma]` drafts, `[gamma]` bool which are real.
     """
     slots = jnp.arange(tokens.shape[0])
-    best, found = jnp.int32(0), jnp.bool_(False)
     # `matches[e]`: the n tokens before slot e equal the last n. Slot e itself must hold a token, which also keeps the
     # suffix from matching itself.
-    matches = (slots >= 1) & (slots < length)
-    for n in range(1, settings.max_ngram + 1):
+    start = jnp.int32(1), (slots >= 1) & (slots < length), jnp.int32(0), jnp.bool_(False)
+
+    def lengthen(carry):  # from suffixes of n - 1 tokens to those of n
+        n, matches, best, found = carry
         tail = tokens[jnp.maximum(length - n, 0)]
         matches &= (slots >= n) & (n < length) & (jnp.roll(tokens, n) == tail)
-        if n >= settings.min_ngram:
-            hit = jnp.any(matches)
-            recent = settings.prefer == "recent"
-            place = jnp.max(jnp.where(matches, slots, -1)) if recent else jnp.argmax(matches)
-            best, found = jnp.where(hit, place, best), found | hit
+        hit = jnp.any(matches) & (n >= settings.min_ngram)
+        recent = settings.prefer == "recent"
+        place = jnp.max(jnp.where(matches, slots, -1)) if recent else jnp.argmax(matches)
+        return n + 1, matches, jnp.where(hit, place, best), found | hit
+
+    if settings.max_ngram is None:  # as many steps as the match is long
+        _, _, best, found = jax.lax.while_loop(lambda carry: jnp.any(carry[1]), lengthen, start)
+    else:
+        for _ in range(settings.max_ngram):
+            start = lengthen(start)
+        _, _, best, found = start
     places = best + jnp.arange(settings.gamma)
     return tokens[jnp.minimum(places, tokens.shape[0] - 1)], found & (places < length)

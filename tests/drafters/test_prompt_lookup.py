@@ -116,3 +116,15 @@ def test_a_single_draft():
 def test_bad_settings_are_refused(settings, words):
     with pytest.raises(ValueError, match=words):
         drafters.PromptLookup(**settings)
+
+
+def test_the_longest_suffix_of_any_length():
+    """`max_ngram: null` against brute force over texts that repeat themselves."""
+    rng = np.random.default_rng(4)
+    texts = [rng.integers(0, 3, rng.integers(1, SLOTS)).tolist() for _ in range(60)]
+    texts += [[5, 6] * 10, [8] * 20, [1, 2, 3, 4, 5, 9, 1, 2, 3, 4, 5], [3]]
+    for prefer in ("recent", "first"):
+        got = look_up(texts, gamma=4, max_ngram=None, prefer=prefer)
+        assert got == [reference.lookup(text, 4, max_ngram=SLOTS, prefer=prefer) for text in texts]
+    got = look_up(texts, gamma=4, max_ngram=None, min_ngram=5)
+    assert got == [reference.lookup(text, 4, max_ngram=SLOTS, min_ngram=5) for text in texts]
