@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import jax
 import pytest
 
 from jspec.models import layers
+
+
+@pytest.fixture(autouse=True)
+def few_programs():
+    """Forget compiled programs before there are too many.
+
+    Each decoder compiled on a CPU takes about a thousand memory maps; Linux allows a process 65530, and beyond them the
+    compiler crashes.
+    """
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="module")

@@ -67,7 +67,7 @@ def compiled_ahead(request, small_programs):
         if item.module is request.module and row is not None:
             programs[FIRST_CALLS.get(item.originalname, greedy_rows), row] = None
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for call, row in programs:
+        for call, row in list(programs)[:20]:  # see `few_programs` in conftest.py
             pool.submit(call, row)  # what fails here fails again in its test
 
 

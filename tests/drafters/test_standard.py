@@ -250,7 +250,7 @@ def test_the_first_layers_of_the_target_draft_for_it(gamma):
     """DEV-08, DEV-17: prompts of length 1, a budget below gamma, stops inside long blocks."""
     target = tiny.random_target()
     bound, params = drafters.Standard(gamma=gamma, draft=drafters.Draft(layers=1)).build(target)
-    assert len(params.params["layers"]) == 1
+    assert len(params["model"].params["layers"]) == 1
     decoder = running.Decoder(target, bound, params)
     assert [row.text for row in decoder(PROMPTS)] == TEXTS
     (got,) = decoder([(1,)], max_new_tokens=10)
