@@ -110,6 +110,27 @@ def _by_rank(best: Callable[[int], list[int]], shape: topology.Topology) -> Call
     return propose
 
 
+def twin_tree(twin: types.Target, shape: topology.Topology) -> Propose:
+    """A static tree of a draft's best candidates behind every line, without a cache; refuses near-ties."""
+    model = twin.model
+
+    @functools.cache
+    def best(tokens: tuple[int, ...]) -> list[int]:
+        logits = reference.forward(model.config, model.params, tokens).logits[-1]
+        order = np.argsort(-logits)
+        assert (-np.diff(logits[order[:4]]) > 1e-4).all(), tokens  # float noise could flip closer ones
+        return order.tolist()
+
+    @functools.cache
+    def drafts(tokens: tuple[int, ...]) -> list[int]:
+        lines = [tokens]
+        for parent, rank in zip(shape.parents[1:], shape.ranks[1:]):
+            lines.append((*lines[parent], best(lines[parent])[rank]))
+        return [line[-1] for line in lines[1:]]
+
+    return lambda tokens: (drafts(tuple(tokens)), list(shape.parents[1:]))
+
+
 def _table_best(table: np.ndarray) -> Callable[[int], list[int]]:
     return lambda token: np.argsort(-table[token], kind="stable").tolist()
 
@@ -219,6 +240,7 @@ ROWS = {
     "standard tree": Row(
         lambda target, twin, table: drafters.Standard(tree=topology.Tree(choices=CHOICES)).build(target, draft=twin),
         "standard",
+        lambda twin, table: twin_tree(twin, topology.from_choices(CHOICES)),
         quick=False,
     ),
     "unigram": Row(

@@ -1,8 +1,9 @@
-"""Draft heads whose proposals are known beforehand."""
+"""Draft heads whose proposals are known beforehand, and EAGLE's head in plain NumPy."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from jspec import types
 from jspec.models import config as model_config
 from jspec.models import heads
+from tests import reference
 
 
 def float32(tree: dict) -> dict:
@@ -106,3 +108,92 @@ def _zeros(shapes: dict) -> dict:
         name: _zeros(leaf) if isinstance(leaf, dict) else np.zeros(leaf.shape, leaf.dtype)
         for name, leaf in shapes.items()
     }
+
+
+# The same in float64: no cache, one row, from sections 3.1 of the EAGLE and EAGLE-3 papers.
+
+
+def _norm(x, scale, eps):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * scale
+
+
+def _float64(params: dict) -> dict:
+    return {
+        name: _float64(leaf) if isinstance(leaf, dict) else np.asarray(leaf, np.float64)
+        for name, leaf in params.items()
+        if name != "layers"
+    }
+
+
+def _rotate(x, angles):  # [T, heads, D], [T, 1, D / 2]
+    half = x.shape[-1] // 2
+    pairs = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angles)
+    return np.concatenate([pairs.real, pairs.imag], axis=-1)
+
+
+def fused(head: heads.EagleHead, features: np.ndarray) -> np.ndarray:
+    """Features of the target `[T, F, Et]` as the head reads them, `[T, E]`."""
+    params, c = _float64(head.params), head.config
+    if c.version == 1:
+        return features[:, 0]
+    if c.fc_norm:
+        features = np.stack(
+            [_norm(features[:, i], params["fc_norm"][i], c.layer.norm_eps) for i in range(c.num_features)], axis=1
+        )
+    joined = np.concatenate([features[:, i] for i in range(c.num_features)], axis=1)
+    if c.norm_before_fc:
+        joined = _norm(joined, params["input_norm"], c.layer.norm_eps)
+    return joined @ params["fc"].T
+
+
+def eagle_pass(
+    head: heads.EagleHead, target: types.Target, tokens: Sequence[int], states: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of a token and the state `[T, E]` before it -> the head's states `[T, E]` and logits `[T, Vd]`."""
+    params, lent = _float64(head.params), _float64(target.model.params)
+    c, layer, shape = head.config, params["layer"], head.config.layer
+    tokens = np.asarray(tokens)
+    if "embed" in params:
+        embedded = params["embed"][tokens]
+    else:
+        embedded = lent["embed"][tokens] * target.model.config.embedding_scale
+    if c.version == 1:
+        residual = np.concatenate([embedded, states], axis=1) @ params["fc"].T + params.get("fc_bias", 0)
+        read = _norm(residual, layer["attention_norm"], shape.norm_eps) if c.input_norm else residual
+    else:
+        normed = _norm(states, layer["hidden_norm"], shape.norm_eps)
+        residual = normed if c.norm_before_residual else states
+        read = np.concatenate([_norm(embedded, layer["embed_norm"], shape.norm_eps), normed], axis=1)
+
+    sizes = np.cumsum([shape.num_heads, shape.num_kv_heads])
+    projected = (read @ layer["qkv"].T + layer.get("qkv_bias", 0)).reshape(len(tokens), -1, shape.head_size)
+    query, key, value = np.split(projected, sizes, axis=1)
+    angles = (np.arange(len(tokens))[:, None] * reference.frequencies(shape))[:, None]
+    query, key = _rotate(query, angles), _rotate(key, angles)
+    mixed = np.zeros((len(tokens), shape.num_heads, shape.head_size))
+    for place in range(len(tokens)):
+        for index in range(shape.num_heads):
+            shared = index * shape.num_kv_heads // shape.num_heads
+            scores = key[: place + 1, shared] @ query[place, index] / math.sqrt(shape.head_size)
+            weights = np.exp(scores - scores.max())
+            mixed[place, index] = weights / weights.sum() @ value[: place + 1, shared]
+    x = residual + mixed.reshape(len(tokens), -1) @ layer["output"].T
+    gate, up = np.split(_norm(x, layer["ffn_norm"], shape.norm_eps) @ layer["gate_up"].T, 2, axis=1)
+    x = x + reference.ACTIVATIONS[shape.activation](gate) * up @ layer["down"].T
+
+    normed = x if c.version == 1 else _norm(x, params["norm"], shape.norm_eps)
+    out = normed if c.norm_output else x
+    matrix = params["head"] if "head" in params else lent["embed" if target.model.config.tied_head else "head"]
+    return out, normed @ matrix.T
+
+
+def eagle_behind(
+    head: heads.EagleHead, target: types.Target, tokens: Sequence[int], features: np.ndarray, drafts: Sequence[int]
+) -> np.ndarray:
+    """Logits `[Vd]` behind a text and a path of drafts. `features` `[T, F, Et]` are the target's, of every token of the
+    text but the last; behind that the head reads its own states."""
+    tokens, states = list(tokens[1:]), fused(head, features)
+    for draft in drafts:
+        out, _ = eagle_pass(head, target, tokens, states)
+        tokens, states = [*tokens, draft], np.concatenate([states, out[-1:]])
+    return eagle_pass(head, target, tokens, states)[1][-1]

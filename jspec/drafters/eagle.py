@@ -216,9 +216,7 @@ def _feature_layers(
         if given is not None:
             raise ValueError("feature_layers: an EAGLE-1 head reads the last feature")
         return ("final",)
-    chosen = given or config.feature_layers
-    if chosen is None:
-        return heads_lib.default_feature_layers(num_layers)
+    chosen = given or config.feature_layers or heads_lib.default_feature_layers(num_layers)
     if len(chosen) != config.num_features:
         raise ValueError(f"feature_layers {chosen}: the head fuses {config.num_features}")
     if len(set(chosen)) < len(chosen):

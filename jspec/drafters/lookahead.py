@@ -42,6 +42,9 @@ class Lookahead:
     ngram:     N, tokens of an n-gram, its key included.
     guesses:   G, n-grams kept for each token, and tried at once.
     from_text: also keep the n-grams of the prompt and of what is generated.
+
+    Raises:
+      ValueError: `window` or `guesses` below 1, `ngram` below 2, or no whole numbers.
     """
 
     window: int = 4
@@ -62,6 +65,9 @@ class Lookahead:
 @flax.struct.dataclass
 class State:
     """Of one call: pool and window start empty and die with it.
+
+    The pool is a table over the vocabulary, so that looking up and inserting touch the G entries of one token, whatever
+    V is; the price is 4 V G (N - 1) bytes a row: 1.6 MB for the default settings and V = 49152.
 
     window:  level l, column j stands l + j places behind the pending token; column 0 of level 0 is that token itself
              and not kept here.

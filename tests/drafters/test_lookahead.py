@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import drafters, sampling, tree, types
+from jspec import drafters, sampling, types
+from jspec import tree as tree_lib
 from jspec.drafters import lookahead
 from tests import running, tiny
 
@@ -118,6 +119,100 @@ def test_the_text_fills_the_pool_across_chunks():
         }
 
 
+class Plain:
+    """One row of Lookahead with lists and a dictionary."""
+
+    def __init__(self, settings: drafters.Lookahead, prompt: list[int], pending: int, window: list[list[int]]):
+        self.settings, self.text, self.pending, self.window = settings, [], pending, window
+        self.pool: dict[int, list[list[int]]] = {}
+        self.read(prompt)
+
+    def keep(self, gram: list[int]):
+        key, *value = gram
+        others = [other for other in self.pool.get(key, []) if other != value]
+        self.pool[key] = [value, *others][: self.settings.guesses]
+
+    def read(self, tokens: list[int]):
+        for token in tokens:
+            self.text.append(token)
+            if self.settings.from_text and len(self.text) >= self.settings.ngram:
+                self.keep(self.text[-self.settings.ngram :])
+
+    def round(self, argmax: list[int], accepted: list[int], next_token: int):
+        """`argmax`: of the columns of the last level."""
+        levels = [[self.pending, *self.window[0][1:]], *self.window[1:], argmax]
+        for gram in zip(*levels):
+            self.keep([*gram])
+        self.window = levels[1:]
+        self.read([self.pending, *accepted])
+        self.pending = next_token
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"window": 3, "ngram": 3, "guesses": 2},
+        {"window": 2, "ngram": 4, "guesses": 2, "from_text": False},
+        {"window": 1, "ngram": 2, "guesses": 1},
+    ],
+    ids=str,
+)
+def test_rounds_against_a_plain_row(settings):
+    """Any logits, any accepted path; after ten rounds the second row has ended and keeps its state."""
+    rng = np.random.default_rng(0)
+    size, rounds, ended, prompt = 5, 20, 10, [[1, 2, 3, 1, 2], [4, 0, 4, 0, 4]]
+    settings = drafters.Lookahead(**settings)
+    levels, columns, num_window = settings.ngram - 1, settings.window, settings.window * (settings.ngram - 1)
+    bound = lookahead.BoundLookahead(settings, size)
+    params, sampled = types.Params(None), sampling.make(2, max_new_tokens=8)
+    propose = jax.jit(lambda keys, state, context: bound.propose(params, keys, state, context, sampled))
+    update = jax.jit(lambda *args: bound.update(params, *args))
+
+    # Tokens that stand in the context, pending ones included.
+    text = np.zeros((2, 6 + rounds * settings.ngram), np.int32)
+    text[:, :5], text[:, 5], length = prompt, [3, 1], np.array([6, 6])
+    nothing = types.Outputs(jnp.zeros((2, 0, size)), jnp.zeros((2, 5, 0, 1)))
+    state = bound.extend(params, bound.init(params, 2, 64), jnp.array(prompt), nothing, jnp.ones((2, 5), bool))
+    rows = None
+    for index in range(rounds):
+        context = types.Context(jnp.asarray(text), jnp.asarray(length), jnp.zeros((2, 0, 1)))
+        tree, state = propose(running.keys([7, 8]), state, context)
+        if rows is None:  # what the window starts with is drawn from the text
+            start = np.array(state.window)
+            assert all(set(start[row].flat) <= set(text[row, :6].tolist()) for row in range(2))
+            rows = [Plain(settings, prompt[row], int(text[row, 5]), start[row].tolist()) for row in range(2)]
+        tokens, parents = np.array(tree.tokens), np.array(tree.parents)
+        logits = rng.standard_normal((2, bound.num_nodes, size)).astype(np.float32)
+        paths, num_accepted = np.zeros((2, levels + 1), np.int32), np.zeros(2, np.int32)
+        for number, row in enumerate(rows):
+            window, guesses = tokens[number, :num_window], tokens[number, num_window:].reshape(-1, levels)
+            assert window.tolist() == [row.pending, *sum(row.window, [])[1:]]
+            offered = row.pool.get(row.pending, [])
+            assert guesses[: len(offered)].tolist() == offered
+            assert (parents[number, num_window:].reshape(-1, levels)[len(offered) :] == tree_lib.PADDING).all()
+            if number == 1 and index >= ended:
+                num_accepted[number] = -1
+                continue
+            path = [0]
+            while (children := np.flatnonzero(parents[number] == path[-1])).size and rng.random() < 0.7:
+                path.append(int(rng.choice(children)))
+            accepted, next_token = tokens[number, path[1:]].tolist(), int(rng.integers(size))
+            paths[number], num_accepted[number] = path + [path[-1]] * (levels + 1 - len(path)), len(path) - 1
+            row.round(logits[number, num_window - columns : num_window].argmax(axis=1).tolist(), accepted, next_token)
+            text[number, length[number] :][: len(path)] = [*accepted, next_token]
+            length[number] += len(path)
+        verdict = types.Verdict(jnp.asarray(paths), jnp.asarray(num_accepted), jnp.asarray(text[[0, 1], length - 1]))
+        outputs = types.Outputs(jnp.asarray(logits), jnp.zeros((2, bound.num_nodes, 0, 1)))
+        old, state = jax.tree.map(np.array, state), update(state, context, tree, outputs, verdict)
+        for number, row in enumerate(rows):
+            assert state.window[number].tolist() == row.window
+            for key, entries in enumerate(np.array(state.pool[number]).tolist()):
+                assert [entry for entry in entries if entry[0] != lookahead.EMPTY] == row.pool.get(key, [])
+        if index >= ended:
+            assert all(jax.tree.leaves(jax.tree.map(lambda a, b: np.array_equal(a[1], b[1]), old, state)))
+    assert length[0] > 6 + rounds  # some guesses were taken
+
+
 def test_rounds_on_a_cycle():
     """Once around the cycle, every n-gram of the text is known and every guess is right to its end."""
     target = tiny.bigram(tiny.successor())
@@ -144,24 +239,6 @@ def test_without_the_text_the_window_alone_finds_the_ngrams():
     decoder = running.Decoder(target, drafter, (), batch=2, width=8, capacity=64, max_new=48)
     for row in decoder([(0,), (3, 4, 5)]):
         assert sum(row.accepted) >= 10 and set(row.accepted[-6:-1]) <= {1, 2}
-
-
-def test_trie_against_plain_loops():
-    rng = np.random.default_rng(1)
-    batch, num, length, first = 50, 4, 3, 7
-    sequences, valid = rng.integers(0, 2, (batch, num, length)), rng.random((batch, num)) < 0.8
-    got = jax.jit(tree.trie, static_argnames="first")(jnp.asarray(sequences), jnp.asarray(valid), first=first)
-    for row in range(batch):
-        nodes, expected = {(): 0}, []
-        for index, (sequence, there) in enumerate(zip(sequences[row].tolist(), valid[row])):
-            for k in range(length):
-                beginning = tuple(sequence[: k + 1])
-                if not there or beginning in nodes:
-                    expected.append(tree.PADDING)
-                else:
-                    nodes[beginning] = first + index * length + k
-                    expected.append(nodes[beginning[:-1]])
-        assert got[row].tolist() == expected
 
 
 @pytest.mark.parametrize(

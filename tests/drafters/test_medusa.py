@@ -1,4 +1,4 @@
-"""Medusa: rounds worked out by hand, candidates, reduced vocabularies, what is refused."""
+"""Medusa: rounds worked out by hand, candidates, what is refused."""
 
 from __future__ import annotations
 
@@ -117,57 +117,27 @@ def test_candidates(own, ids):
             ),
             "the heads know 65 tokens; the target has 64",
         ),
+        (
+            lambda target: medusa.bind(
+                topology.from_choices([(0,), (2,)]),
+                target,
+                heads.init_medusa(jax.random.key(0), heads.MedusaConfig(3, 1, 32)),
+                np.array([4, 9]),
+            ),
+            "tree asks for 3 candidates of 2 tokens",
+        ),
+        (
+            lambda target: medusa.bind(
+                CHAIN.topology,
+                target,
+                heads.init_medusa(jax.random.key(0), heads.MedusaConfig(3, 1, 32, 20, reduced=True)),
+                np.array([4, 9]),
+            ),
+            "vocabulary: the heads have a reduced vocabulary of their own",
+        ),
         (lambda target: drafters.MedusaDraft(), "draft needs exactly one of reference and random"),
-        (lambda target: draft_vocabulary.check([1, 64], target), "id 64 is outside the target's 64 tokens"),
-        (lambda target: draft_vocabulary.check([1, -1], target), "id -1 is outside the target's 64 tokens"),
-        (lambda target: draft_vocabulary.check([1, 2, 1], target), "id 1 stands twice"),
-        (lambda target: draft_vocabulary.check([], target), "draft vocabulary draft_ids is empty"),
     ],
 )
 def test_bad_settings(build, words):
     with pytest.raises(ValueError, match=words):
         build(tiny.random_target())
-
-
-def test_a_vocabulary_file(tmp_path):
-    target = types.Target(tiny.random_target().model, stop_ids=(7,))
-    path = tmp_path / "ids.json"
-    path.write_text("[9, 3, 11, 0]")
-    assert drafters.Vocabulary(str(path)).load(target).tolist() == [0, 3, 7, 9, 11]
-    assert drafters.Vocabulary(str(path), size=2).load(target).tolist() == [3, 7, 9]
-    np.save(tmp_path / "ids.npy", np.array([4, 2]))
-    assert drafters.Vocabulary(str(tmp_path / "ids.npy")).load(target).tolist() == [2, 4, 7]
-    with pytest.raises(ValueError, match="size 5 is more than its 4 ids"):
-        drafters.Vocabulary(str(path), size=5).load(target)
-    path.write_text('{"ids": 1}')
-    with pytest.raises(ValueError, match="expected a list of token ids"):
-        drafters.Vocabulary(str(path)).load(target)
-    path.write_text("[1,")
-    with pytest.raises(ValueError, match="draft vocabulary .*ids.json"):
-        drafters.Vocabulary(str(path)).load(target)
-    with pytest.raises(ValueError, match="vocabulary size 0 is below 1"):
-        drafters.Vocabulary(str(path), size=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["standard", "medusa", "eagle"])
-def test_a_reduced_vocabulary_changes_no_text(kind, tmp_path):
-    """FR-Spec: only listed tokens and stop ids are ever proposed, and the text is the target's."""
-    target = tiny.random_target()
-    path = tmp_path / "ids.json"
-    path.write_text(str(list(range(0, 64, 3))))
-    vocabulary = drafters.Vocabulary(str(path))
-    built = {
-        "standard": lambda: drafters.Standard(gamma=3, vocabulary=vocabulary).build(target, draft=tiny.noisy_twin()),
-        "medusa": lambda: drafters.Medusa(
-            tree=CHAIN, vocabulary=vocabulary, draft=drafters.MedusaDraft(random=drafters.RandomMedusa())
-        ).build(target),
-        "eagle": lambda: drafters.Eagle(
-            gamma=2, vocabulary=vocabulary, draft=drafters.EagleDraft(random=drafters.RandomEagle(version=1))
-        ).build(target),
-    }[kind]()
-    rows = running.Decoder(target, *built)(tiny.PROMPTS)
-    assert [row.text for row in rows] == [tiny.greedy(prompt) for prompt in tiny.PROMPTS]
-    drafted = {token for row in rows for token, origin in zip(row.text, row.origins) if origin == "accepted"}
-    assert drafted <= set(range(0, 64, 3))
-    assert kind != "standard" or drafted

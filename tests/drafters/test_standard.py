@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import decode, drafters, types
+from jspec import decode, drafters, topology, types
 from tests import checkpoints, common_table, laws, reference, running, tiny
 
 pytestmark = pytest.mark.usefixtures("small_programs")
@@ -77,6 +77,58 @@ def test_every_round_proposes_what_an_uncached_draft_would():
             assert missing in (1, 2)
             missing_two += missing == 2
     assert missing_two > 10
+
+
+# The same with a static tree: what the cache lacks, the scratch places and the lines all differ from a chain's.
+
+
+@pytest.mark.slow
+def test_a_tree_of_an_uncached_draft_and_the_cache_behind_accepted_branches():
+    """Every round's proposals, and the draft's cache after rounds that accepted any branch, leaves among them."""
+    twin, shape = tiny.noisy_twin(), topology.from_choices(common_table.CHOICES)
+    decoder = common_table.decoder("standard tree")
+    args, kwargs = decoder.arguments(PROMPTS)
+    propose = jax.jit(decoder.bound.propose)
+    by_hand = common_table.twin_tree(twin, shape)
+    accepted, before = set(), [None] * len(PROMPTS)
+    for state in decoder.states(PROMPTS):
+        context = types.Context(state.tokens, state.length, state.features)
+        tree, _ = propose(decoder.params, args[1], state.draft, context, kwargs["sampling"])
+        for row in range(len(PROMPTS)):
+            tokens = state.tokens[row, : state.length[row]].tolist()
+            check_draft_cache(state, twin, row)
+            if before[row] is not None and len(tokens) > len(before[row][0]):
+                accepted.add(_path(*before[row], tokens))
+            drafts, parents = by_hand(tokens)
+            before[row] = (tokens, drafts, parents)
+            if state.live[row]:
+                assert tree.tokens[row].tolist() == [tokens[-1], *drafts]
+                assert tree.parents[row].tolist() == [-1, *parents]
+                # Behind an accepted leaf the draft has not read that leaf.
+                assert state.length[row] - state.draft.cache.length[row] in (1, 2)
+    leaves = {node for node in range(1, shape.num_nodes) if not shape.children(node)}
+    ends = {path[-1] for path in accepted if path}
+    # Second and third children of the root, leaves and inner nodes.
+    assert {path[0] for path in accepted if path} >= {1, 2} and ends & leaves and ends - leaves
+
+
+def _path(tokens, drafts, parents, longer):
+    """Nodes of a tree behind `tokens` that the text went on along; its last token was not drafted."""
+    path = []
+    for token in longer[len(tokens) : -1]:
+        above = path[-1] if path else 0
+        path.append(next(i for i, (t, p) in enumerate(zip(drafts, parents), start=1) if (t, p) == (token, above)))
+    return tuple(path)
+
+
+@pytest.mark.slow
+def test_a_tree_of_the_target_itself_is_accepted_down_its_best_line():
+    """DEV-02 for trees: greedy rows accept the whole first line, which ends at a leaf, and no other."""
+    target = tiny.random_target()
+    bound, params = drafters.Standard(tree=topology.Tree(choices=common_table.CHOICES)).build(target, draft=target)
+    rows = dataclasses.replace(common_table.decoder("standard tree"), draft=params, bound=bound)(PROMPTS)
+    for row, text in zip(rows, TEXTS):
+        assert row.text == text and row.accepted == [3] * 5 + [2]  # 23 = 5 * 4 + 3
 
 
 # Fixture B: accepted lengths walked by hand. The draft is wrong behind 3 and 10.
