@@ -11,7 +11,6 @@ The *pending* token is the last committed one; it is not in the cache yet and is
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import flax.struct
@@ -247,6 +246,24 @@ class BoundDrafter(Protocol):
         ...
 
 
+class TargetLaw(Protocol):
+    """What the target says to one row, computed node by node when asked for.
+
+    greedy: scalar bool, whether the row's temperature is 0.
+    """
+
+    @property
+    def greedy(self) -> jax.Array: ...
+
+    def __call__(self, node: jax.Array) -> jax.Array:
+        """`[V]`, the filtered law of the token after a node."""
+        ...
+
+    def log_ratio(self, node: jax.Array) -> jax.Array:
+        """`[V]`, log(p / max p) at temperature 1 without filters: how near each token comes to the argmax."""
+        ...
+
+
 @runtime_checkable
 class Verifier(Protocol):
     """Decides, for one row, which drafts stand: a frozen dataclass with one pure method. The driver vmaps it.
@@ -260,12 +277,12 @@ class Verifier(Protocol):
     follows_argmax: bool
     chains_only: bool
 
-    def verify(self, rng_key: jax.Array, tree: TokenTree, target_law: Callable[[jax.Array], jax.Array]) -> Verdict:
+    def verify(self, rng_key: jax.Array, tree: TokenTree, target_law: TargetLaw) -> Verdict:
         """Walk one row's tree.
 
         Args:
           rng_key: consumed here.
           tree: one row, without the leading axis.
-          target_law: node index -> `[V]`, the filtered law of the token after that node. Computed when asked for.
+          target_law: the target's, for this row.
         """
         ...

@@ -15,7 +15,7 @@ Comparisons are strict (r q < p with r in [0, 1)): `jax.random.uniform` does ret
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
 from typing import ClassVar
 
 import jax
@@ -76,11 +76,11 @@ class Rejection:
     """Multi-round rejection down a token tree. Lossless, unless it is lenient.
 
     lenience: l in (0, 1]; below 1 drafts are judged as if q were l q, so that more of them pass and no token comes with
-      more than p / l (Leviathan et al., appendix A.5). Lossy. At temperature 0, where p is one-hot, it changes nothing.
+      more than p / l (Leviathan et al., appendix A.5). At temperature 0 a draft x then passes if p(x) >= l max p, with
+      p at temperature 1 and no filter (the paper prints <=, which its own numbers contradict). Lossy.
     """
 
     lenience: float = 1.0
-    follows_argmax: ClassVar[bool] = True  # at temperature 0 it is `greedy_walk`
     chains_only: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -92,15 +92,21 @@ class Rejection:
         """Whether the output law is the target's."""
         return self.lenience == 1
 
-    def verify(
-        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
-    ) -> types.Verdict:
+    @property
+    def follows_argmax(self) -> bool:
+        """Whether it is `greedy_walk` at temperature 0."""
+        return self.lenience == 1
+
+    def verify(self, rng_key: jax.Array, tree: types.TokenTree, target_law: types.TargetLaw) -> types.Verdict:
         """Walk one row's tree; see `types.Verifier`."""
         num_nodes = tree.tokens.shape[0]
         accept_key, token_key = jax.random.split(rng_key)
         uniforms = jax.random.uniform(accept_key, (num_nodes,))
 
         def try_children(node, law):
+            if self.lenience < 1:
+                near_argmax = target_law.log_ratio(node) >= math.log(self.lenience)
+
             def undecided(carry):
                 child, accepted, _ = carry
                 return ~accepted & (child < num_nodes)
@@ -109,6 +115,8 @@ class Rejection:
                 child, _, law = carry
                 token, proposal = tree.tokens[child], self.lenience * draft_law(tree, child, law.shape[0])
                 accepted = uniforms[child] * proposal[token] < law[token]
+                if self.lenience < 1:
+                    accepted = jnp.where(target_law.greedy, near_argmax[token], accepted)
                 law = jnp.where(accepted, law, residual(law, proposal))
                 return jnp.where(accepted, child, next_child(tree, node, child)), accepted, law
 
@@ -142,9 +150,7 @@ class Block:
     follows_argmax: ClassVar[bool] = True
     chains_only: ClassVar[bool] = True
 
-    def verify(
-        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
-    ) -> types.Verdict:
+    def verify(self, rng_key: jax.Array, tree: types.TokenTree, target_law: types.TargetLaw) -> types.Verdict:
         """Judge one row's chain; see `types.Verifier`."""
         accept_key, token_key = jax.random.split(rng_key)
         uniforms = jax.random.uniform(accept_key, (tree.max_depth + 1,))
@@ -193,7 +199,9 @@ class Typical:
     epsilon: float = 0.09
     delta: float = 0.3
     lossless: ClassVar[bool] = False
-    follows_argmax: ClassVar[bool] = True  # a one-hot law has no entropy: only its token passes
+    # A one-hot law has no entropy: only its token passes. (Of two siblings with that token the walk takes the one that
+    # leads further, the closed form the first; the text is the same.)
+    follows_argmax: ClassVar[bool] = True
     chains_only: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -201,9 +209,7 @@ class Typical:
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} {getattr(self, name)} is outside (0, 1]")
 
-    def verify(
-        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
-    ) -> types.Verdict:
+    def verify(self, rng_key: jax.Array, tree: types.TokenTree, target_law: types.TargetLaw) -> types.Verdict:
         """Judge one row's tree; see `types.Verifier`."""
         num_nodes = tree.tokens.shape[0]
         order = jnp.arange(num_nodes)
@@ -258,9 +264,7 @@ class Synthetic:
         if not 0 <= self.rate <= 1:
             raise ValueError(f"rate {self.rate} is outside [0, 1]")
 
-    def verify(
-        self, rng_key: jax.Array, tree: types.TokenTree, target_law: Callable[[jax.Array], jax.Array]
-    ) -> types.Verdict:
+    def verify(self, rng_key: jax.Array, tree: types.TokenTree, target_law: types.TargetLaw) -> types.Verdict:
         """Walk one row's tree; see `types.Verifier`."""
         accept_key, token_key = jax.random.split(rng_key)
         uniforms = jax.random.uniform(accept_key, (tree.max_depth + 1,))
@@ -299,18 +303,53 @@ def greedy_walk(tree: types.TokenTree, argmax: jax.Array) -> types.Verdict:
     return types.Verdict(_pad_path(path, num_accepted), num_accepted, argmax[node])
 
 
+def proposes_chains(drafter: types.BoundDrafter) -> bool:
+    """Whether every tree of a drafter is a chain. A drafter that has a `topology` says so by it; None there stands for
+    trees that change from round to round, which may branch however few their nodes are."""
+    if hasattr(drafter, "topology"):
+        return drafter.topology is not None and drafter.topology.is_chain
+    return drafter.num_nodes == drafter.max_depth + 1
+
+
 def check(verifier: types.Verifier, drafter: types.BoundDrafter) -> None:
     """Refuse a verifier that cannot judge a drafter's trees.
 
     Raises:
       ValueError: naming both.
     """
-    is_chain = drafter.num_nodes == drafter.max_depth + 1
-    if verifier.chains_only and not is_chain:
+    if verifier.chains_only and not proposes_chains(drafter):
         raise ValueError(
             f"verifier {verifier.kind!r} judges chains; {type(drafter).__name__} proposes {drafter.num_nodes} nodes of "
             f"depth {drafter.max_depth}"
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class RowLaw:
+    """One row's `types.TargetLaw`.
+
+    logits:   `[N, V]` the target's, after every node.
+    row:      the row's settings.
+    filtered: scalar `sampling.any_filter` of the whole batch.
+    """
+
+    logits: jax.Array
+    row: types.Sampling
+    filtered: jax.Array
+
+    @property
+    def greedy(self) -> jax.Array:
+        """See `types.TargetLaw`."""
+        return self.row.temperature == 0
+
+    def __call__(self, node: jax.Array) -> jax.Array:
+        """See `types.TargetLaw`."""
+        return sampling_lib.law(self.logits[node], self.row, self.filtered)
+
+    def log_ratio(self, node: jax.Array) -> jax.Array:
+        """See `types.TargetLaw`."""
+        logits = self.logits[node].astype(jnp.float32)
+        return logits - jnp.max(logits)
 
 
 def verify(
@@ -334,7 +373,7 @@ def verify(
 
     def walk():
         def one(rng_key, row_tree, row_logits, row):
-            target_law = lambda node: sampling_lib.law(row_logits[node], row, filtered)
+            target_law = RowLaw(row_logits, row, filtered)
             return verifier.verify(rng_key, row_tree.replace(draft_ids=tree.draft_ids), target_law)
 
         return jax.vmap(one)(rng_keys, rows, logits, sampling)

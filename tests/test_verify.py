@@ -12,14 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import sampling, types, verify
+import jspec
+from jspec import drafters, sampling, types, verify
 from jspec import tree as tree_lib
-from tests import laws, reference
+from jspec.drafters import eagle
+from jspec.models import heads
+from tests import laws, reference, tiny
 
 pytestmark = pytest.mark.usefixtures("small_programs")
 
 REJECTION = verify.Rejection()
 BELOW_ONE = np.nextafter(np.float32(1), np.float32(0))
+
+
+class Given:
+    """Laws of one row that samples, as a `types.TargetLaw`."""
+
+    greedy = False
+
+    def __init__(self, laws):
+        self.laws = laws
+
+    def __call__(self, node):
+        return self.laws[node]
+
+    def log_ratio(self, node):
+        return jnp.log(self.laws[node] / jnp.max(self.laws[node]))
 
 
 def walk(monkeypatch, tree: types.TokenTree, target_laws, uniforms, verifier=REJECTION):
@@ -37,7 +55,7 @@ def walk(monkeypatch, tree: types.TokenTree, target_laws, uniforms, verifier=REJ
             with monkeypatch.context() as patch:
                 patch.setattr(jax.random, "uniform", lambda rng_key, shape: uniforms[: shape[0]])
                 row = row.replace(draft_ids=tree.draft_ids)
-                return verifier.verify(jax.random.key(0), row, lambda node: laws[node])
+                return verifier.verify(jax.random.key(0), row, Given(laws))
 
         return jax.vmap(one)(rows, target_laws, uniforms)
 
@@ -341,9 +359,18 @@ def block_chances(tokens, draft_laws, target_laws):
     return shares, chances, ends
 
 
-def outcomes(target, draft, gamma, kind):
-    """Law of accepted drafts and next token, and the expected number of accepted drafts; Markov chains from state 0."""
+def outcomes(target, draft, gamma, kind, offered=None):
+    """Law of accepted drafts and next token, and the expected number of accepted drafts; Markov chains from state 0.
+
+    Args:
+      target, draft: `[V, V]` transitions.
+      gamma: draft length.
+      kind: `token` or `block`, or one of two mistakes: `stops` at the first failed test, or takes `gamma` for the
+        number of drafts where the budget left fewer.
+      offered: drafts the budget left; None means gamma.
+    """
     size, law, expected = len(target), {}, 0
+    offered = gamma if offered is None else offered
     for tokens in itertools.product(range(size), repeat=gamma):
         states = [0, *tokens]
         qs, ps = [draft[x] for x in states[:-1]], [target[x] for x in states]
@@ -352,10 +379,19 @@ def outcomes(target, draft, gamma, kind):
             stand = [min(1, p[x] / q[x]) for p, q, x in zip(ps, qs, tokens)]
             kept = [math.prod(stand[:i]) * (1 - stand[i]) for i in range(gamma)] + [math.prod(stand)]
             ends = [reference.residual(p, q) for p, q in zip(ps, qs)] + [ps[-1]]
+        elif kind == "stops":
+            _, chances, ends = block_chances(tokens, qs, ps)
+            kept = [math.prod(chances[1 : i + 1]) * (1 - chances[i + 1]) for i in range(gamma)]
+            kept.append(math.prod(chances[1:]))
         else:
             _, chances, ends = block_chances(tokens, qs, ps)
-            none_later = [math.prod(1 - h for h in chances[i + 1 :]) for i in range(gamma + 1)]
-            kept = [(chances[i] if i else 1) * none_later[i] for i in range(gamma + 1)]
+            if kind == "block":  # a budget cuts the chain before the verifier sees it
+                _, chances[: offered + 1], ends[: offered + 1] = block_chances(
+                    tokens[:offered], qs[:offered], ps[: offered + 1]
+                )
+            chances, ends = chances[: offered + 1], ends[: offered + 1]
+            none_later = [math.prod(1 - h for h in chances[i + 1 :]) for i in range(offered + 1)]
+            kept = [(chances[i] if i else 1) * none_later[i] for i in range(offered + 1)]
         for i, weight in enumerate(kept):
             expected += drawn * weight * i
             for token, p in enumerate(ends[i]):
@@ -427,30 +463,86 @@ def test_block_is_that_of_the_reference(monkeypatch, real):
     assert counts == set(range(real + 1))
 
 
-def test_a_block_walk_that_stops_at_a_failure_is_noticed():
-    """The mutant: the law of a walk that ends at the first failed test is not the target's."""
+@pytest.mark.parametrize("kind,offered", [("stops", 2), ("gamma", 1)])
+def test_mistakes_of_a_block_show(kind, offered):
+    """Neither a walk that ends at the first failed test nor one that takes gamma for the block's length is lossless."""
     target, draft = fractions(np.random.default_rng(5), 3), fractions(np.random.default_rng(7), 3)
-    law = {}
-    for tokens in itertools.product(range(3), repeat=2):
-        qs, ps = [draft[x] for x in (0, tokens[0])], [target[x] for x in (0, *tokens)]
-        _, chances, ends = block_chances(tokens, qs, ps)
-        kept = [1 - chances[1], chances[1] * (1 - chances[2]), chances[1] * chances[2]]
-        for i, weight in enumerate(kept):
-            for token, p in enumerate(ends[i]):
-                text, drawn = (*tokens[:i], token), math.prod(q[x] for q, x in zip(qs, tokens))
-                law[text] = law.get(text, 0) + drawn * weight * p
-    assert texts(law, target, 3) != texts({(): Fraction(1)}, target, 3)
+    expected = texts({(): Fraction(1)}, target, 3)
+    assert texts(outcomes(target, draft, 2, "block", offered)[0], target, 3) == expected
+    assert texts(outcomes(target, draft, 2, kind, offered)[0], target, 3) != expected
 
 
-def test_block_refuses_trees():
-    from jspec import drafters
-    from tests import tiny
+def judged(verifier, target, draft, gamma, offered, batch, seed=0):
+    """One round of `verify.verify` on a batch whose rows differ by their keys: drafts, how many stood, the token behind
+    them. Chains of a Markov chain from state 0, cut to `offered` drafts as a budget does."""
+    rng = np.random.default_rng(seed)
+    target, draft = np.array(target, float), np.array(draft, float)
+    states = np.zeros((batch, gamma + 1), int)
+    for place in range(gamma):
+        below = rng.random((batch, 1)) > np.cumsum(draft, axis=1)[states[:, place]]
+        states[:, place + 1] = np.minimum(below.sum(axis=1), len(draft) - 1)
+    tree = tree_lib.chain(states[:, 0], states[:, 1:], draft_probs=jnp.asarray(draft[states[:, :-1]], jnp.float32))
+    tree = tree_lib.limit_depth(tree, jnp.full(batch, offered))
+    verdict = round_of(verifier)(
+        jax.random.split(jax.random.key(seed), batch),
+        tree,
+        jnp.asarray(np.log(target[states]), jnp.float32),
+        sampling.make(batch, max_new_tokens=9, temperature=1.0),
+    )
+    return states[:, 1:], np.asarray(verdict.num_accepted), np.asarray(verdict.next_token)
 
-    bound, _ = drafters.Lookahead(window=2, ngram=3, guesses=2).build(tiny.random_target())
+
+@functools.cache
+def round_of(verifier):
+    return jax.jit(functools.partial(verify.verify, verifier))
+
+
+BATCH = 40_000
+
+
+def test_the_toy_pair_in_the_real_verifiers():
+    """Expected accepted drafts of 10/9 and 11/9, within five standard errors."""
+    target, draft = [[1 / 3, 2 / 3]] * 2, [[2 / 3, 1 / 3]] * 2
+    for verifier, expected in ((verify.Rejection(), 10 / 9), (verify.Block(), 11 / 9)):
+        _, accepted, _ = judged(verifier, target, draft, 2, 2, BATCH)
+        assert abs(accepted.mean() - expected) < 5 * accepted.std() / np.sqrt(BATCH)
+
+
+@pytest.mark.parametrize("offered", [3, 2, 1])
+def test_the_text_of_a_block_follows_the_targets_law(offered):
+    """Every outcome of `verify.verify`, the number of accepted drafts among them, against the exact fractions."""
+    target, draft = fractions(np.random.default_rng(5), 3), fractions(np.random.default_rng(7), 3)
+    exact, expected = outcomes(target, draft, 3, "block", offered)
+    drafts, accepted, next_token = judged(verify.Block(), target, draft, 3, offered, BATCH, seed=offered)
+    keys, size = list(exact), 0
+    index = {text: place for place, text in enumerate(keys)}
+    counts = np.zeros(len(keys))
+    for row in range(BATCH):
+        counts[index[(*drafts[row, : accepted[row]].tolist(), int(next_token[row]))]] += 1
+        size += accepted[row]
+    assert laws.follows(counts, np.array([float(exact[text]) for text in keys]))
+    assert abs(size / BATCH - float(expected)) < 5 * accepted.std() / np.sqrt(BATCH)
+    if offered > 1:  # the same counts are not those of a wrong walk
+        wrong = outcomes(target, draft, 3, "stops" if offered == 3 else "gamma", offered)[0]
+        assert not laws.follows(counts, np.array([float(wrong.get(text, 0)) for text in keys]))
+
+
+def test_block_refuses_what_is_no_chain():
+    target = tiny.random_target()
+    bound, _ = drafters.Lookahead(window=2, ngram=3, guesses=2).build(target)
     with pytest.raises(ValueError, match="verifier 'block' judges chains; BoundLookahead proposes 8 nodes of depth 2"):
         verify.check(verify.Block(), bound)
-    verify.check(verify.Block(), drafters.PromptLookup(gamma=3).build(tiny.random_target())[0])
     verify.check(verify.Rejection(), bound)
+    verify.check(verify.Block(), drafters.PromptLookup(gamma=3).build(target)[0])
+    # As many nodes as a chain of its depth, but they may branch.
+    head = heads.init_eagle(jax.random.key(0), eagle.like_target(target, 1))
+    dynamic, _ = drafters.Eagle(dynamic=drafters.Dynamic(depth=3, top_k=2, num_nodes=4)).build(target, head=head)
+    with pytest.raises(ValueError, match="BoundEagle proposes 4 nodes of depth 3"):
+        verify.check(verify.Block(), dynamic)
+    verify.check(verify.Block(), drafters.Eagle(gamma=3).build(target, head=head)[0])
+    # Refused before anything is compiled.
+    with pytest.raises(ValueError, match="verifier 'block' judges chains"):
+        jspec.generate(target, [[1]], drafter=(bound, ()), verifier=verify.Block(), max_new_tokens=2)
 
 
 # Lossy verifiers.
@@ -479,6 +571,35 @@ def test_lenience(monkeypatch, lenience):
     assert (emitted <= p / lenience + 1e-3).all()
     if lenience == 1:
         assert np.allclose(emitted, p, atol=1e-3)
+
+
+def test_argmax_lenience_by_hand():
+    """At temperature 0 a draft passes if p(x) >= l max p, and the argmax follows the last one that does."""
+    best, near, far = 0, 1, 2  # of [.5, .3, .2]: ratios 1, .6, .4
+    logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
+    # Chains of two, then a root with two children, the second of which has a child.
+    tokens = jnp.array([[0, near, best], [0, near, far], [0, far, best], [0, best, near], [0, far, near]])
+    chain, tree = jnp.array([-1, 0, 1]), jnp.array([-1, 0, 0])
+    rows = tree_lib.from_parents(tokens, jnp.stack([chain] * 4 + [tree]), max_depth=2)
+    rows = rows.replace(draft_probs=jax.nn.one_hot(tokens, 3))
+    many = jnp.broadcast_to(logits, (5, 3, 3))
+    keys = jax.random.split(jax.random.key(0), 5)
+
+    def accepted(lenience, temperature=0.0):
+        # Filters say nothing about what is near.
+        settings = sampling.make(5, max_new_tokens=9, temperature=temperature, top_k=1)
+        verdict = round_of(verify.Rejection(lenience))(keys, rows, many, settings)
+        greedy = np.asarray(settings.temperature) == 0
+        assert (np.asarray(verdict.next_token)[greedy] == best).all()
+        return [path[: n + 1].tolist() for path, n in zip(np.asarray(verdict.path), verdict.num_accepted)]
+
+    assert accepted(1.0) == [[0], [0], [0], [0, 1], [0]]
+    assert accepted(0.61) == [[0], [0], [0], [0, 1], [0]]
+    assert accepted(0.59) == [[0, 1, 2], [0, 1], [0], [0, 1, 2], [0, 2]]
+    assert accepted(0.39) == [[0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1]]
+    # Mates that sample change nothing.
+    assert accepted(0.59, [0.0, 1.0, 0.0, 0.0, 0.0])[2:] == [[0], [0, 1, 2], [0, 2]]
+    assert verify.Rejection().follows_argmax and not verify.Rejection(0.5).follows_argmax
 
 
 def test_typical_acceptance_by_hand(monkeypatch):

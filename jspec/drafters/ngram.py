@@ -26,14 +26,24 @@ from jspec.drafters import base
 
 
 def read_corpus(path: str, target: types.Target) -> list[list[int]]:
-    """Token ids of a JSONL file: each line has `ids`, or a `text` that the target's tokenizer encodes.
+    """Token ids of a file. A `.txt` file is one text, which the target's tokenizer encodes; of any other, a JSONL file,
+    each line has `ids`, or a `text`.
 
     Raises:
-      ValueError: naming the line that is not so.
+      ValueError: naming the line that is not so; a text for a target without a tokenizer; a file that is no UTF-8.
       OSError: the file cannot be read.
     """
+    try:
+        content = pathlib.Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"corpus {path}: not a UTF-8 text file") from None
+    if pathlib.Path(path).suffix == ".txt":
+        if target.tokenizer is None:
+            raise ValueError(f"corpus {path} is a text, and the target has no tokenizer")
+        return [target.tokenizer.encode(content)]
     sequences = []
-    for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), start=1):
+    # Not `splitlines`: JSON strings may hold line separators other than a newline.
+    for number, line in enumerate(content.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -88,9 +98,14 @@ def count_bigrams(
 def _sequences(corpus: str | None, given: Iterable[Sequence[int]] | None, target: types.Target):
     if given is None:
         if corpus is None:
-            raise ValueError("corpus is not given: set corpus to a JSONL file")
+            raise ValueError("corpus is not given: set corpus to a JSONL or .txt file")
         return read_corpus(corpus, target)
     return list(given)
+
+
+def _check_smoothing(smoothing: float) -> None:
+    if not 0 <= smoothing < float("inf"):
+        raise ValueError(f"smoothing {smoothing} is outside [0, inf)")
 
 
 @base.register("unigram")
@@ -98,15 +113,18 @@ def _sequences(corpus: str | None, given: Iterable[Sequence[int]] | None, target
 class Unigram:
     """Settings.
 
-    gamma:  draft length.
-    corpus: a JSONL file (see `read_corpus`); None when sequences are handed to `build`.
+    gamma:     draft length.
+    corpus:    a JSONL or text file (see `read_corpus`); None when sequences are handed to `build`.
+    smoothing: added to every token's count.
     """
 
     gamma: int = 4
     corpus: str | None = None
+    smoothing: float = 0.0
 
     def __post_init__(self):
         base.check_count("gamma", self.gamma, 1)
+        _check_smoothing(self.smoothing)
 
     def build(
         self, target: types.Target, *, sequences: Iterable[Sequence[int]] | None = None
@@ -122,7 +140,7 @@ class Unigram:
         """
         vocab_size = target.model.config.vocab_size
         counts = count_unigrams(_sequences(self.corpus, sequences, target), vocab_size)
-        return BoundNgram(self.gamma, vocab_size), {"unigram": _log(counts)}
+        return BoundNgram(self.gamma, vocab_size), {"unigram": _log(counts + self.smoothing)}
 
 
 @base.register("bigram")
@@ -131,16 +149,19 @@ class Bigram:
     """Settings.
 
     gamma:         draft length.
-    corpus:        a JSONL file (see `read_corpus`); None when sequences are handed to `build`.
+    corpus:        a JSONL or text file (see `read_corpus`); None when sequences are handed to `build`.
     continuations: kept for each token.
+    smoothing:     added to every token's count in the unigram that stands in where nothing followed.
     """
 
     gamma: int = 4
     corpus: str | None = None
     continuations: int = 16
+    smoothing: float = 0.0
 
     def __post_init__(self):
         base.check_count("gamma", self.gamma, 1)
+        _check_smoothing(self.smoothing)
         base.check_count("continuations", self.continuations, 1)
 
     def build(
@@ -149,7 +170,7 @@ class Bigram:
         """See `Unigram.build`."""
         vocab_size = target.model.config.vocab_size
         sequences = _sequences(self.corpus, sequences, target)
-        unigram = _log(count_unigrams(sequences, vocab_size))
+        unigram = _log(count_unigrams(sequences, vocab_size) + self.smoothing)
         ids, counts = count_bigrams(sequences, vocab_size, self.continuations)
         params = {"unigram": unigram, "ids": jnp.asarray(ids, jnp.int32), "logits": _log(counts)}
         return BoundNgram(self.gamma, vocab_size), params

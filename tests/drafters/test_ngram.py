@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -79,9 +80,42 @@ def test_a_corpus_file(tmp_path):
         path.write_text(content)
         with pytest.raises(ValueError, match=words):
             drafters.Unigram(corpus=str(path)).build(target)
+    path.write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="not a UTF-8 text file"):
+        drafters.Unigram(corpus=str(path)).build(target)
     with pytest.raises(ValueError, match="corpus is not given"):
         drafters.Bigram().build(target)
     with pytest.raises(ValueError, match="continuations 0 is below 1"):
         drafters.Bigram(continuations=0)
+    for smoothing in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="smoothing .* is outside"):
+            drafters.Unigram(smoothing=smoothing)
     with pytest.raises(ValueError, match="gamma 0 is below 1"):
         drafters.Unigram(gamma=0)
+
+
+class Letters:
+    """A tokenizer: a is 0, b is 1, all else is 2."""
+
+    @staticmethod
+    def encode(text):
+        return ["ab".find(letter) % 3 for letter in text]
+
+
+def test_a_corpus_of_texts(tmp_path):
+    """A JSON string may hold a line separator; a .txt file is one text, its line ends included."""
+    target = dataclasses.replace(tiny.bigram(tiny.successor(size=6)), tokenizer=Letters())
+    jsonl, plain = tmp_path / "corpus.jsonl", tmp_path / "corpus.txt"
+    jsonl.write_text('{"text": "ab\u2028a"}\n{"ids": [5, 5]}\n', encoding="utf-8")
+    plain.write_text("ab\nba", encoding="utf-8")
+    assert ngram.read_corpus(str(jsonl), target) == [[0, 1, 2, 0], [5, 5]]
+    assert ngram.read_corpus(str(plain), target) == [[0, 1, 2, 1, 0]]
+    with pytest.raises(ValueError, match=r"corpus\.txt is a text, and the target has no tokenizer"):
+        ngram.read_corpus(str(plain), tiny.bigram(tiny.successor(size=6)))
+
+
+def test_smoothing_adds_to_every_count():
+    target = tiny.bigram(tiny.successor(size=6))
+    for settings in (drafters.Unigram(smoothing=0.5), drafters.Bigram(smoothing=0.5)):
+        _, draft = settings.build(target, sequences=SEQUENCES)
+        assert np.allclose(np.exp(draft["unigram"]), [0.5, 4.5, 3.5, 1.5, 0.5, 1.5])
