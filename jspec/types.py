@@ -202,11 +202,13 @@ class BoundDrafter(Protocol):
 
     num_nodes:      N, nodes of every tree it proposes, the root included.
     max_depth:      of those trees, in edges; P = max_depth + 1.
+    proposes_chains: no node of them ever has two children.
     feature_layers: target features that `extend` and `Context` need.
     """
 
     num_nodes: int
     max_depth: int
+    proposes_chains: bool
     feature_layers: FeatureLayers
 
     def init(self, params: Params, batch: int, capacity: int) -> Any:

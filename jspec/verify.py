@@ -189,8 +189,8 @@ class Typical:
     """Typical acceptance (Medusa, arXiv:2401.10774, section 2.3.1). Lossy at temperatures above 0.
 
     A draft x stands if p(x) > min(epsilon, delta exp(-H(p))) and so did all before it; the longest path wins, of
-    equally long ones the likelier. The next token is drawn from the target's law behind it. Differs from the released
-    code, which takes the argmax there.
+    equally long ones the likelier. Differs from the paper, which goes on with the argmax: the next token is drawn from
+    the target's law behind that path.
 
     epsilon: probability that is always enough.
     delta:   share of exp(-entropy) that is enough; the paper's rule of thumb is sqrt(epsilon).
@@ -303,21 +303,13 @@ def greedy_walk(tree: types.TokenTree, argmax: jax.Array) -> types.Verdict:
     return types.Verdict(_pad_path(path, num_accepted), num_accepted, argmax[node])
 
 
-def proposes_chains(drafter: types.BoundDrafter) -> bool:
-    """Whether every tree of a drafter is a chain. A drafter that has a `topology` says so by it; None there stands for
-    trees that change from round to round, which may branch however few their nodes are."""
-    if hasattr(drafter, "topology"):
-        return drafter.topology is not None and drafter.topology.is_chain
-    return drafter.num_nodes == drafter.max_depth + 1
-
-
 def check(verifier: types.Verifier, drafter: types.BoundDrafter) -> None:
     """Refuse a verifier that cannot judge a drafter's trees.
 
     Raises:
       ValueError: naming both.
     """
-    if verifier.chains_only and not proposes_chains(drafter):
+    if verifier.chains_only and not drafter.proposes_chains:
         raise ValueError(
             f"verifier {verifier.kind!r} judges chains; {type(drafter).__name__} proposes {drafter.num_nodes} nodes of "
             f"depth {drafter.max_depth}"

@@ -50,7 +50,8 @@ def test_cartesian_sizes():
     for widths in [(2, 3), (4, 1, 2), (3,)]:
         tree = topology.cartesian(widths)
         assert tree.num_nodes == 1 + sum(math.prod(widths[:depth]) for depth in range(1, len(widths) + 1))
-        assert all(len(tree.children(node)) in (0, widths[min(tree.depth[node], len(widths) - 1)]) for node in range(3))
+        for node, depth in enumerate(tree.depth):
+            assert len(tree.children(node)) == (*widths, 0)[depth]
 
 
 def test_greedy_growth_takes_the_likeliest_nodes():

@@ -34,6 +34,12 @@ class Bound:
     feature_layers: ClassVar[types.FeatureLayers] = ()
     max_positions: int | None = None
 
+    @property
+    def proposes_chains(self) -> bool:
+        """Whether every tree is a chain. True by default where depth takes all the nodes; a drafter whose tree changes
+        shape from round to round says otherwise."""
+        return self.num_nodes == self.max_depth + 1
+
     def init(self, params: types.Params, batch: int, capacity: int) -> Any:
         """No state."""
         return ()
@@ -58,6 +64,17 @@ class Bound:
         )
         valid = jnp.arange(verdict.path.shape[1]) <= verdict.num_accepted[:, None]
         return self.extend(params, state, tree_lib.along_path(tree.tokens, verdict.path), path_outputs, valid)
+
+
+def check_one_source(**sources: Any) -> None:
+    """Refuse a draft that comes from nowhere, or from several places.
+
+    Raises:
+      ValueError: not exactly one is given.
+    """
+    if sum(source is not None for source in sources.values()) != 1:
+        given = ", ".join(f"{name} {source!r}" for name, source in sources.items())
+        raise ValueError(f"draft needs exactly one of {' and '.join(sources)}; got {given}")
 
 
 def pending(context: types.Context) -> jax.Array:

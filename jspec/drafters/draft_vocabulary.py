@@ -16,7 +16,7 @@ import numpy as np
 
 from jspec import types
 from jspec.drafters import base
-from jspec.models import transformer
+from jspec.models import heads, transformer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,21 +65,15 @@ def check(ids: Sequence[int] | np.ndarray, target: types.Target, where: str = "d
       ValueError: an id is outside the target's vocabulary or stands twice, or there is none.
     """
     ids = np.asarray(ids)
-    size = target.model.config.vocab_size
     if ids.size == 0:
         raise ValueError(f"draft vocabulary {where} is empty")
-    outside = ids[(ids < 0) | (ids >= size)]
-    if outside.size:
-        raise ValueError(f"draft vocabulary {where}: id {outside[0]} is outside the target's {size} tokens")
-    unique, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"draft vocabulary {where}: id {unique[counts > 1][0]} stands twice")
-    return np.union1d(unique, np.array(target.stop_ids, ids.dtype)).astype(np.int32)
+    heads.check_draft_ids(ids, target.model.config.vocab_size, f"draft vocabulary {where}")
+    return np.union1d(ids, np.array(target.stop_ids, ids.dtype)).astype(np.int32)
 
 
 def head_rows(model: transformer.Model, ids: np.ndarray) -> jnp.ndarray:
     """The output matrix of a model for these ids, `[Vd, E]`."""
-    return model.params["embed" if model.config.tied_head else "head"][jnp.asarray(ids)]
+    return transformer.output_matrix(model)[jnp.asarray(ids)]
 
 
 def restrict(model: transformer.Model, ids: np.ndarray) -> transformer.Model:

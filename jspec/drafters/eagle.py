@@ -11,8 +11,7 @@ and the cache is one shorter than what the target has read. While drafting, the 
 what the target then accepts is fed again with the target's features, as in the released code.
 
 Differs from the released code: there a chain or static tree is either sampled or greedy for the whole batch; here each
-row follows its own settings. With `law: sampled` siblings are drawn without replacement (`growth`), here from the law
-under the row's own filters, there from the unfiltered one.
+row follows its own settings.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ class EagleDraft:
     random: RandomEagle | None = None
 
     def __post_init__(self):
-        if (self.reference is None) == (self.random is None):
-            raise ValueError(f"draft needs exactly one of reference and random; got {self.reference!r}, {self.random}")
+        base.check_one_source(reference=self.reference, random=self.random)
 
 
 @base.register("eagle")
@@ -257,6 +255,10 @@ class BoundEagle(base.Bound):
     @property
     def max_depth(self) -> int:
         return self.dynamic.depth if self.topology is None else self.topology.max_depth
+
+    @property
+    def proposes_chains(self) -> bool:
+        return self.topology is not None and self.topology.is_chain
 
     def init(self, params: types.Params, batch: int, capacity: int) -> State:
         """Nothing read."""

@@ -13,8 +13,8 @@ What window and guesses see (section 3.2), besides the committed text:
     guess                the pending token and the earlier tokens of the same guess
 
 Differs from the released code: the window is filled at once with tokens of the text at random places, there its levels
-are filled in N - 2 warm-up passes; n-grams of the whole committed text enter the pool (`from_text`), there of the
-prompt; guesses that share a beginning share its nodes, where the walk would see the first of them alone.
+are filled in N - 2 warm-up passes; guesses that share a beginning share its nodes, where the walk would see the first
+of them alone.
 """
 
 from __future__ import annotations

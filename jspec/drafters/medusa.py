@@ -55,8 +55,7 @@ class MedusaDraft:
     random: RandomMedusa | None = None
 
     def __post_init__(self):
-        if (self.reference is None) == (self.random is None):
-            raise ValueError(f"draft needs exactly one of reference and random; got {self.reference!r}, {self.random}")
+        base.check_one_source(reference=self.reference, random=self.random)
 
 
 @base.register("medusa")

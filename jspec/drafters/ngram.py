@@ -33,17 +33,21 @@ def read_corpus(path: str, target: types.Target) -> list[list[int]]:
       ValueError: naming the line that is not so; a text for a target without a tokenizer; a file that is no UTF-8.
       OSError: the file cannot be read.
     """
+
+    def encode(text, where):
+        if target.tokenizer is None:
+            raise ValueError(f"{where} is a text, and the target has no tokenizer")
+        return target.tokenizer.encode(text)
+
     try:
-        content = pathlib.Path(path).read_text(encoding="utf-8-sig")
+        whole = pathlib.Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise ValueError(f"corpus {path}: not a UTF-8 text file") from None
     if pathlib.Path(path).suffix == ".txt":
-        if target.tokenizer is None:
-            raise ValueError(f"corpus {path} is a text, and the target has no tokenizer")
-        return [target.tokenizer.encode(content)]
+        return [encode(whole, f"corpus {path}")]
     sequences = []
     # Not `splitlines`: JSON strings may hold line separators other than a newline.
-    for number, line in enumerate(content.split("\n"), start=1):
+    for number, line in enumerate(whole.split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -53,9 +57,7 @@ def read_corpus(path: str, target: types.Target) -> list[list[int]]:
         if isinstance(content, dict) and isinstance(content.get("ids"), list):
             sequences.append(sampling_lib.token_ids(f"{path}: line {number}", content["ids"]))
         elif isinstance(content, dict) and isinstance(content.get("text"), str):
-            if target.tokenizer is None:
-                raise ValueError(f"{path}: line {number} is a text, and the target has no tokenizer")
-            sequences.append(target.tokenizer.encode(content["text"]))
+            sequences.append(encode(content["text"], f"{path}: line {number}"))
         else:
             raise ValueError(f"{path}: line {number}: expected a mapping with ids or text")
     return sequences

@@ -45,8 +45,7 @@ class Draft:
     sha256: str | None = None
 
     def __post_init__(self):
-        if (self.layers is None) == (self.reference is None):
-            raise ValueError(f"draft needs exactly one of layers and reference; got {self.layers}, {self.reference!r}")
+        base.check_one_source(layers=self.layers, reference=self.reference)
         if self.layers is not None:
             base.check_count("layers", self.layers, 1)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jspec import cache as kv
 from jspec import types
@@ -140,6 +141,8 @@ class EagleConfig:
     def __post_init__(self):
         if self.layer.num_layers != 1:
             raise ValueError(f"an EAGLE head has one layer, not {self.layer.num_layers}")
+        if self.layer.windows:
+            raise ValueError(f"windows {self.layer.windows}: an EAGLE head attends to everything")
         if self.version == 1:
             if self.target_width != self.layer.width:
                 raise ValueError(f"target_width {self.target_width} differs from the head's width {self.layer.width}")
@@ -306,6 +309,27 @@ def eagle_logits(head: EagleHead, target: transformer.Model, states: jax.Array) 
     if "head" in params:
         return layers.linear(states, params["head"]).astype(jnp.float32)
     return transformer.head(target, states.astype(target.dtype))
+
+
+def check_draft_ids(ids: np.ndarray, vocab_size: int, where: str) -> None:
+    """Refuse a draft vocabulary that is none.
+
+    Args:
+      ids: `[Vd]` the target's ids.
+      vocab_size: of the target.
+      where: they stand, for the error.
+
+    Raises:
+      ValueError: an id is no whole number, outside the target's vocabulary, or stands twice.
+    """
+    if not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(f"{where} holds {ids.dtype}, expected whole numbers")
+    outside = ids[(ids < 0) | (ids >= vocab_size)]
+    if outside.size:
+        raise ValueError(f"{where}: id {outside[0]} is outside the target's {vocab_size} tokens")
+    unique, counts = np.unique(ids, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"{where}: id {unique[counts > 1][0]} stands twice")
 
 
 def default_feature_layers(num_layers: int) -> types.FeatureLayers:

@@ -44,10 +44,14 @@ def first_layers(model: Model, num_layers: int) -> Model:
     return Model({**model.params, "layers": model.params["layers"][:num_layers]}, config)
 
 
+def output_matrix(model: Model) -> jax.Array:
+    """`[V, E]`, what logits are made with."""
+    return model.params["embed" if model.config.tied_head else "head"]
+
+
 def head(model: Model, states: jax.Array) -> jax.Array:
     """Logits of `[..., E]` states after the final norm, in float32."""
-    weight = model.params["embed" if model.config.tied_head else "head"]
-    return layers.linear(states, weight).astype(jnp.float32)
+    return layers.linear(states, output_matrix(model)).astype(jnp.float32)
 
 
 def attend(layer, normed, config, cache, scratch, index, tables, positions, visible):

@@ -28,6 +28,7 @@ import numpy as np
 from jspec import cache as kv
 from jspec import types
 from jspec.models import heads as heads_lib
+from jspec.models import transformer
 from jspec.weights import assembly, eagle_configs, families, head_files, references
 
 _HEAD, _OFFSETS, _MARKS = "lm_head.weight", "d2t", "t2d"
@@ -186,7 +187,7 @@ def _draft_ids(source: assembly.Source, names: set[str], config: heads_lib.Eagle
                 f"{where}: d2t[{index}] = {offsets[index]} makes token {ids[index]}, which is not in 0 .. {total - 1} "
                 "(d2t holds what is added to the draft id)"
             )
-        _check_unique(ids, f"{where}: d2t")
+        heads_lib.check_draft_ids(ids, total, f"{where}: d2t")
     if config.version == 3 and _MARKS in names:
         marked, drafted = source.read(_MARKS) != 0, np.zeros(total, bool)
         drafted[ids] = True
@@ -198,14 +199,8 @@ def _draft_ids(source: assembly.Source, names: set[str], config: heads_lib.Eagle
     return jnp.asarray(ids, jnp.int32)
 
 
-def _check_unique(ids: np.ndarray, where: str) -> None:
-    unique, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"{where} names token {unique[counts > 1][0]} twice")
-
-
 def _check_borrowed_head(source: assembly.Source, target: types.Target) -> None:
-    theirs = head_files.output_matrix(target.model)
+    theirs = transformer.output_matrix(target.model)
     part = assembly.Part(_HEAD, theirs.shape)
     stored = head_files.read_leaf(source, [part], jax.ShapeDtypeStruct(theirs.shape, theirs.dtype))
     if not head_files.same_values(stored, theirs):
@@ -223,7 +218,7 @@ def _borrow(head: heads_lib.EagleHead, target: types.Target) -> heads_lib.EagleH
             del params["embed"]
             config = dataclasses.replace(config, own_embedding=False)
     if config.own_head and "draft_ids" not in params:
-        if head_files.same_values(params["head"], head_files.output_matrix(model)):
+        if head_files.same_values(params["head"], transformer.output_matrix(model)):
             del params["head"]
             config = dataclasses.replace(config, own_head=False)
     return heads_lib.EagleHead(params, config)
@@ -322,8 +317,6 @@ def _check_writable(head: heads_lib.EagleHead, target: types.Target, layout: str
         raise ValueError("q/k norms (qwen3) have no place in the native layout; write layout speculators")
     if layer.qk_norm and (layer.ffn_bias or layer.qkv_bias != layer.output_bias):
         raise ValueError("a qwen3 layer has both attention biases or none, and no feed-forward bias")
-    if layer.windows:
-        raise ValueError(f"windows {layer.windows}: a head's layer sees everything")
     if engine == "sglang":
         if layout == "speculators":
             raise ValueError("layout speculators is vLLM's; SGLang reads native")
@@ -334,10 +327,7 @@ def _check_writable(head: heads_lib.EagleHead, target: types.Target, layout: str
         if config.feature_layers is not None and not _default_layers(config, target):
             raise ValueError(f"feature_layers {config.feature_layers}: SGLang would read the layers after these")
     if "draft_ids" in head.params:
-        ids = np.asarray(head.params["draft_ids"])
-        if ((ids < 0) | (ids >= layer.vocab_size)).any():
-            raise ValueError(f"draft_ids leave the target's {layer.vocab_size} tokens")
-        _check_unique(ids, "draft_ids")
+        heads_lib.check_draft_ids(np.asarray(head.params["draft_ids"]), layer.vocab_size, "draft_ids")
 
 
 def _default_layers(config: heads_lib.EagleConfig, target: types.Target) -> bool:
@@ -349,7 +339,7 @@ def _with_head(head: heads_lib.EagleHead, target: types.Target) -> heads_lib.Eag
     """EAGLE-3 with an output matrix of its own, copied from the target's if need be."""
     if head.config.version == 1 or head.config.own_head:
         return head
-    rows = head_files.output_matrix(target.model)
+    rows = transformer.output_matrix(target.model)
     if "draft_ids" in head.params:
         rows = rows[head.params["draft_ids"]]
     config = dataclasses.replace(head.config, own_head=True)

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models import transformer
 from jspec.weights import assembly, references, safetensors_files, torch_files
 
 _TORCH_MODEL = "pytorch_model.bin"
@@ -73,11 +72,6 @@ def split_leaf(leaf: jax.Array, parts: Sequence[assembly.Part]) -> dict[str, np.
         tensors[part.name] = flat[start : start + size].reshape(part.shape)
         start += size
     return tensors
-
-
-def output_matrix(model: transformer.Model) -> jax.Array:
-    """`[V, E]`, what the target's logits are made with."""
-    return model.params["embed" if model.config.tied_head else "head"]
 
 
 def same_values(one: jax.Array, other: jax.Array) -> bool:

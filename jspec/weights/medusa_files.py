@@ -31,6 +31,7 @@ import numpy as np
 
 from jspec import types
 from jspec.models import heads as heads_lib
+from jspec.models import transformer
 from jspec.weights import assembly, head_files, references
 
 _FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -257,7 +258,7 @@ def _read(source: assembly.Source, stored: _Stored, num_heads: int, target: type
         params["heads"] = params["heads"][:, params["draft_ids"]]
     # One matrix for all heads that is the target's own (vLLM's original_lm_head) need not be held once more for each.
     if "heads" in params and not config.reduced and len({part.name for part in stored.parts["heads"]}) == 1 < num_heads:
-        if head_files.same_values(params["heads"][0], head_files.output_matrix(target.model)):
+        if head_files.same_values(params["heads"][0], transformer.output_matrix(target.model)):
             del params["heads"]
             config = dataclasses.replace(config, vocab_size=None)
     return heads_lib.MedusaHeads(params, config)
@@ -266,12 +267,5 @@ def _read(source: assembly.Source, stored: _Stored, num_heads: int, target: type
 def _ids(source: assembly.Source, name: str, vocab_size: int) -> jax.Array:
     """The target's ids of a reduced vocabulary."""
     ids = source.read(name)
-    if not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"{source.where(name)}: tensor {name} holds {ids.dtype}, expected whole numbers")
-    outside = ids[(ids < 0) | (ids >= vocab_size)]
-    if outside.size:
-        raise ValueError(f"{source.where(name)}: {name} names token {outside[0]} of {vocab_size}")
-    unique, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"{source.where(name)}: {name} names token {unique[counts > 1][0]} twice")
+    heads_lib.check_draft_ids(ids, vocab_size, f"{source.where(name)}: tensor {name}")
     return jnp.asarray(ids, jnp.int32)

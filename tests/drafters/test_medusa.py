@@ -135,7 +135,10 @@ def test_candidates(own, ids):
             ),
             "vocabulary: the heads have a reduced vocabulary of their own",
         ),
-        (lambda target: drafters.MedusaDraft(), "draft needs exactly one of reference and random"),
+        (
+            lambda target: drafters.MedusaDraft(),
+            "draft needs exactly one of reference and random; got reference None, random None",
+        ),
     ],
 )
 def test_bad_settings(build, words):

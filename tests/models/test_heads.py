@@ -160,6 +160,10 @@ def test_default_feature_layers():
     "make,words",
     [
         (lambda: eagle(1, layer=checkpoints.RANDOM), "an EAGLE head has one layer, not 2"),
+        (
+            lambda: eagle(3, layer=dataclasses.replace(checkpoints.RANDOM, num_layers=1, windows=(9,))),
+            r"windows \(9,\): an EAGLE head attends to everything",
+        ),
         (lambda: eagle(1, target_width=8), "target_width 8 differs from the head's width 32"),
         (lambda: eagle(1, num_features=3), "num_features 3: an EAGLE-1 head reads one"),
         (lambda: eagle(1, fc_norm=True), "fc_norm belongs to version 3"),

@@ -415,7 +415,7 @@ def test_eagle3_draft_vocabularies_that_make_no_sense(tmp_path):
     negative[2], twice[4], missing[1] = -1, 60, 5
     wrong(r"d2t\[6\] = 63 makes token 69, which is not in 0 .. 63", d2t=IDS)  # absolute ids
     wrong(r"d2t\[2\] = -3 makes token -1", d2t=negative - order)
-    wrong("d2t names token 60 twice", d2t=twice - order)
+    wrong("d2t: id 60 stands twice", d2t=twice - order)
     wrong("t2d does not mark token 5, which d2t makes|t2d marks token 3, which d2t does not make", d2t=missing - order)
     wrong("t2d marks token 1, which d2t does not make", t2d=np.isin(np.arange(V), [*IDS, 1]))
     wrong("d2t holds float32, expected whole numbers", d2t=(IDS - order).astype(np.float32))
@@ -631,7 +631,6 @@ FACTORS = model_config.RopeScaling("factors", 1.0, factors=(1.0,) * 4)
             {"layout": "speculators"},
             "no feed-forward bias",
         ),
-        (dict(version=3, layer=one_layer(windows=(9,))), {}, "sees everything"),
         (dict(version=3, layer=one_layer(vocab_size=65)), {}, "vocab_size is 65"),
         (dict(version=3, layer=one_layer(rope_scaling=FACTORS)), {}, "no place in config.json"),
     ],
@@ -644,7 +643,7 @@ def test_heads_that_cannot_be_written(tmp_path, changes, settings, match):
 
 def test_draft_ids_that_cannot_be_written(tmp_path):
     head = made(3, reduced=True)
-    for ids, match in ((IDS + 10, "leave the target's 64 tokens"), (0 * IDS, "names token 0 twice")):
+    for ids, match in ((IDS + 10, "is outside the target's 64 tokens"), (0 * IDS, "id 0 stands twice")):
         wrong = heads_lib.EagleHead({**head.params, "draft_ids": jnp.asarray(ids)}, head.config)
         with pytest.raises(ValueError, match=match):
             save(wrong, tmp_path / "out")

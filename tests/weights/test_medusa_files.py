@@ -182,7 +182,10 @@ def test_dev25_vllm_token_map(tmp_path):
         np.testing.assert_array_equal(heads.params["draft_ids"], ids)
         check(heads, expected[..., ids])
     check(medusa_files.load(write(tmp_path / "all", whole, "model.safetensors"), tiny.random_target()), expected)
-    for wrong, match in ((np.array([7, 7, 3, 11, 0]), "token 7 twice"), (np.array([7, 64, 3, 1, 0]), "token 64 of 64")):
+    for wrong, match in (
+        (np.array([7, 7, 3, 11, 0]), "id 7 stands twice"),
+        (np.array([7, 64, 3, 1, 0]), "id 64 is outside the target's 64 tokens"),
+    ):
         write(tmp_path / "0", cut | {"token_map": wrong}, "model.safetensors")
         with pytest.raises(ValueError, match=match):
             medusa_files.load(str(tmp_path / "0"), tiny.random_target())
