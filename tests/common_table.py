@@ -70,7 +70,7 @@ AUXILIARY = {
 TREE_DEPTH = 3
 
 
-def _token_tree(shape: dict) -> Row:
+def _token_tree(shape: dict, quick: bool = True) -> Row:
     def params(table):
         best = np.argsort(-table, axis=1, kind="stable")[:, :3]
         return {name: jnp.asarray(value, jnp.int32) for name, value in (shape | {"table": best}).items()}
@@ -79,19 +79,19 @@ def _token_tree(shape: dict) -> Row:
         features = (target.model.config.num_layers - 1, "final")
         return toy_drafters.TokenTree(len(shape["parents"]), TREE_DEPTH, features), params(table)
 
-    return Row(build, propose=lambda twin, table: functools.partial(toy_drafters.by_hand, params(table)))
+    return Row(build, propose=lambda twin, table: functools.partial(toy_drafters.by_hand, params(table)), quick=quick)
 
 
 # Two children of the root, each with two children of its own.
 SAMPLED = (-1, 0, 0, 1, 1, 2, 2)
 
 
-def _sampled_tree(**on: bool) -> Row:
+def _sampled_tree(quick: bool = True, **on: bool) -> Row:
     def build(target, twin, table):
         params = {"parents": jnp.asarray(SAMPLED), "logits": jnp.asarray(table, jnp.float32)}
         return toy_drafters.SampledTree(len(SAMPLED), 2), params | toy_drafters.switches(**on)
 
-    return Row(build)
+    return Row(build, quick=quick)
 
 
 # Static tree of EAGLE and standard: the later child of the root is often the right one (see `random_table`).
@@ -219,7 +219,7 @@ ROWS = {
         "lookahead",
         quick=False,
     ),
-    "medusa": _medusa(),
+    "medusa": _medusa(quick=False),
     "eagle chain": _eagle3(
         drafters.Eagle(gamma=3),
         propose=lambda twin, table: _by_rank(_table_best(table), topology.chain(3)),
@@ -234,6 +234,7 @@ ROWS = {
     "eagle dynamic": _eagle3(
         drafters.Eagle(dynamic=drafters.Dynamic(depth=3, top_k=3, num_nodes=8)),
         propose=lambda twin, table: _expand_and_rerank(table, 3, 3, 8),
+        quick=False,
     ),
     "eagle 1": _eagle1(drafters.Eagle(tree=topology.Tree(choices=CHOICES)), quick=False),
     "eagle 1 dynamic": _eagle1(drafters.Eagle(dynamic=drafters.Dynamic(depth=2, top_k=2, num_nodes=5)), quick=False),
@@ -257,9 +258,9 @@ ROWS = {
         lambda target, twin, table: drafters.EarlyExit(gamma=2, layers=1).build(target), "early_exit", quick=False
     ),
     "token tree": _token_tree(TREE),
-    "tree with auxiliary nodes": _token_tree(AUXILIARY),
-    "sampled without replacement": _sampled_tree(),
-    "sampled with replacement": _sampled_tree(replace=True),
+    "tree with auxiliary nodes": _token_tree(AUXILIARY, quick=False),
+    "sampled without replacement": _sampled_tree(quick=False),
+    "sampled with replacement": _sampled_tree(quick=False, replace=True),
 }
 
 

@@ -10,16 +10,16 @@ import pytest
 from jspec.models import layers
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def few_programs():
-    """Forget compiled programs before there are too many.
+    """For modules of several dozen decoders: forget compiled programs before there are too many.
 
     Each decoder compiled on a CPU takes about a thousand memory maps; Linux allows a process 65530, and beyond them the
     compiler crashes.
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 25_000:
+    if maps.exists() and maps.read_bytes().count(b"\n") > 45_000:
         jax.clear_caches()
 
 
@@ -36,3 +36,4 @@ def small_programs():
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", before)
+        jax.clear_caches()  # they are of no use to a module without these settings

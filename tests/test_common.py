@@ -13,7 +13,7 @@ import pytest
 from jspec import decode, drafters, metrics, types, verify
 from tests import common_table, laws, reference, running, tiny, toy_drafters
 
-pytestmark = pytest.mark.usefixtures("small_programs")
+pytestmark = pytest.mark.usefixtures("small_programs", "few_programs")
 
 PROMPTS = list(tiny.PROMPTS)
 TEXTS = [tiny.greedy(prompt) for prompt in PROMPTS]

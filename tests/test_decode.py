@@ -13,7 +13,7 @@ import pytest
 from jspec import decode, drafters, sampling
 from tests import checkpoints, common_table, programs, reference, running, tiny
 
-pytestmark = pytest.mark.usefixtures("small_programs")
+pytestmark = pytest.mark.usefixtures("small_programs", "few_programs")
 
 PROMPTS = list(tiny.PROMPTS)
 TEXTS = [tiny.greedy(prompt) for prompt in PROMPTS]
@@ -271,7 +271,14 @@ def cache_bytes(size: int) -> int:
 
 
 @pytest.mark.parametrize(
-    "name,changes", [*((name, {}) for name in common_table.ROWS), ("autoregressive", {"batch": 1})]
+    "name,changes",
+    [
+        *(
+            pytest.param(name, {}, marks=() if row.quick else pytest.mark.slow, id=name)
+            for name, row in common_table.ROWS.items()
+        ),
+        pytest.param("autoregressive", {"batch": 1}, id="alone"),
+    ],
 )
 def test_the_compiled_loop_holds_no_copy_of_a_cache(name, changes):
     compiled, size = compiled_loop(name, **changes)

@@ -31,7 +31,7 @@ def texts(target: types.Target, settings: drafters.Eagle, head: heads.EagleHead,
 @pytest.mark.parametrize(
     "settings,depth",
     [
-        (drafters.Eagle(gamma=4), 4),
+        pytest.param(drafters.Eagle(gamma=4), 4, marks=pytest.mark.slow),
         pytest.param(drafters.Eagle(tree=topology.Tree(name="eagle_25")), 5, marks=pytest.mark.slow),
         pytest.param(
             drafters.Eagle(dynamic=drafters.Dynamic(depth=3, top_k=2, num_nodes=7)), 3, marks=pytest.mark.slow

@@ -166,6 +166,7 @@ def test_siblings_are_drawn_in_the_order_of_a_draw_without_replacement():
     assert not laws.follows(counts, with_replacement)
 
 
+@pytest.mark.slow
 def test_a_row_with_padding_children_does_not_depend_on_its_mates():
     """A top-p so tight that fewer tokens than children are left, among mates with and without filters."""
     decoder, prompts = common_table.decoder("eagle tree"), list(tiny.PROMPTS)

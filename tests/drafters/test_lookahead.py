@@ -213,6 +213,7 @@ def test_rounds_against_a_plain_row(settings):
     assert length[0] > 6 + rounds  # some guesses were taken
 
 
+@pytest.mark.slow
 def test_rounds_on_a_cycle():
     """Once around the cycle, every n-gram of the text is known and every guess is right to its end."""
     target = tiny.bigram(tiny.successor())
@@ -233,6 +234,7 @@ def test_rounds_on_a_cycle():
     assert decoder([(0,), (3, 4, 5)]) == rows
 
 
+@pytest.mark.slow
 def test_without_the_text_the_window_alone_finds_the_ngrams():
     target = tiny.bigram(tiny.successor())
     drafter = bound(window=3, ngram=3, guesses=2, from_text=False)

@@ -35,9 +35,7 @@ def check_draft_cache(state: decode.DecodeState, draft: types.Target, row: int):
             assert not buffer[row, :, length:].any()
 
 
-@pytest.mark.parametrize(
-    "gamma", [1, 4, pytest.param(2, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("gamma", [4, *(pytest.param(gamma, marks=pytest.mark.slow) for gamma in (1, 2, 6))])
 def test_a_draft_that_is_the_target_is_always_right(gamma):
     """DEV-02: full acceptance in every round, which needs the last draft token fed in the round after."""
     decoder = with_draft(tiny.random_target(), gamma)
