@@ -73,8 +73,8 @@ def fused_rows(config: model_config.TransformerConfig) -> dict[str, tuple[int, .
     }
 
 
-def _parts(config: model_config.TransformerConfig, names: Names) -> dict[tuple, list[Part]]:
-    """The stored tensors behind each leaf of the tree, by the leaf's path."""
+def model_parts(config: model_config.TransformerConfig, names: Names) -> dict[tuple, list[Part]]:
+    """The stored tensors behind each leaf of the tree, by the leaf's path, in the order of the tree's leaves."""
     fused = fused_rows(config)
     parts = {}
     for path, leaf in jax.tree.flatten_with_path(model_config.param_shapes(config))[0]:
@@ -140,7 +140,7 @@ def assemble(
     Raises:
       ValueError: all unknown, missing and misshapen tensors, by name and file.
     """
-    parts = _parts(config, names)
+    parts = model_parts(config, names)
     _check(source, parts, names, config)
     shapes, treedef = jax.tree.flatten(model_config.param_shapes(config, dtype))
 

@@ -1,7 +1,8 @@
 """What files of draft heads have in common: how they are opened, fused into leaves and split again, and written.
 
-A folder is written beside its place under a temporary name, read back through the loader and compared, and only then
-renamed, so that nothing half-written and nothing that reads back differently ever stands there.
+Whole models are written the same way. A folder is written beside its place under a temporary name, read back through
+the loader and compared, and only then renamed, so that nothing half-written and nothing that reads back differently
+ever stands there.
 """
 
 from __future__ import annotations
@@ -79,17 +80,24 @@ def same_values(one: jax.Array, other: jax.Array) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and bool(jnp.array_equal(one, other))
 
 
-def check_logits(found: jax.Array, expected: jax.Array, dtype: Any, where: pathlib.Path) -> None:
+def check_logits(
+    found: jax.Array, expected: jax.Array, dtype: Any, where: pathlib.Path, limit: float | None = None
+) -> None:
     """Compare the logits of what was read back with those of what was to be written.
 
-    The numbers are the same, but their programs need not be (a bias of zeros, a matrix that is the target's after all),
-    so some units in the last place are allowed.
+    Args:
+      found, expected: logits of one shape.
+      dtype: they were computed in.
+      where: what was written, for the message.
+      limit: of the difference, over the largest logit (or 1). None allows some units in the last place: the numbers are
+        the same, but their programs need not be (a bias of zeros, a matrix that is the target's after all).
 
     Raises:
       ValueError: they differ.
     """
     found, expected = np.asarray(found), np.asarray(expected)
-    limit = 64 * float(jnp.finfo(dtype).eps) * max(1.0, float(np.abs(expected).max()))
+    limit = 64 * float(jnp.finfo(dtype).eps) if limit is None else limit
+    limit *= max(1.0, float(np.abs(expected).max()))
     if found.shape != expected.shape or not np.abs(found - expected).max() <= limit:
         raise ValueError(f"{where}: what was written does not give the same logits when read back; nothing is kept")
 
@@ -100,8 +108,9 @@ def write_folder(
     tensors: Mapping[str, Any],
     name: str,
     check: Callable[[pathlib.Path], None],
+    more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write `config.json` and one safetensors file into a new folder.
+    """Write `config.json`, one safetensors file and what else belongs to them into a new folder.
 
     Args:
       folder: an empty or no folder, inside an existing one.
@@ -109,6 +118,7 @@ def write_folder(
       tensors: arrays by name.
       name: of the safetensors file.
       check: reads what was written from the folder it is given, before the folder gets its name.
+      more: contents of further JSON files by name.
 
     Raises:
       ValueError: there is something in the folder already, or no folder to put it in; or `check` says so.
@@ -116,15 +126,16 @@ def write_folder(
     """
     folder = pathlib.Path(folder).expanduser().absolute()
     if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; heads are written into a new folder")
+        raise ValueError(f"{folder} is not empty; weights are written into a new folder")
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file; heads are written into a new folder")
+        raise ValueError(f"{folder} is a file; weights are written into a new folder")
     if not folder.parent.is_dir():
         raise ValueError(f"{folder} cannot be written: {folder.parent} is not a folder")
     work = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     work.mkdir()
     try:
-        (work / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for file, content in {"config.json": config, **(more or {})}.items():
+            (work / file).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         # transformers refuses a file that does not say whose tensors it holds.
         safetensors_files.save(tensors, work / name, metadata={"format": "pt"})
         check(work)

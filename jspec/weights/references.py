@@ -12,18 +12,20 @@ time still match, and fetches the file anew when the bytes have changed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from jspec import extras
 
@@ -66,8 +68,8 @@ def check(reference: str, sha256: str | None = None) -> None:
         not installed; `sha256` is no digest.
     """
     kind = scheme(reference)
-    if sha256 is not None and not _SHA256.fullmatch(sha256.lower()):
-        raise ValueError(f"sha256 {sha256!r} of {reference!r} is not 64 hexadecimal digits")
+    if sha256 is not None:
+        check_digest(sha256, repr(reference))
     for package in ("gguf" if reference.endswith(".gguf") else "safetensors", "tokenizers", "jinja2"):
         extras.check(package, "weights")
     if kind == "local":
@@ -81,6 +83,34 @@ def check(reference: str, sha256: str | None = None) -> None:
     else:
         _hf_parts(reference)
         extras.check("huggingface_hub", "hf")
+
+
+def check_digest(sha256: str, what: str) -> str:
+    """A digest in lower case.
+
+    Raises:
+      ValueError: it is not 64 hexadecimal digits; the message says of `what`.
+    """
+    if not _SHA256.fullmatch(sha256.lower()):
+        raise ValueError(f"sha256 {sha256!r} of {what} is not 64 hexadecimal digits")
+    return sha256.lower()
+
+
+@contextlib.contextmanager
+def complete_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A temporary name beside `path`, which becomes `path` when the block ends well; otherwise nothing is left.
+
+    Raises:
+      ValueError: there is no such folder.
+    """
+    if not path.parent.is_dir():
+        raise ValueError(f"{path} cannot be written: {path.parent} is not a folder")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def resolve(reference: str, sha256: str | None = None, *, also: Sequence[str] = ()) -> pathlib.Path:

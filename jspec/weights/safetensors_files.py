@@ -121,18 +121,11 @@ def save(tensors: Mapping[str, Any], path: str | os.PathLike, metadata: Mapping[
     """
     numpy_io = extras.require("safetensors.numpy", "weights")
     path = pathlib.Path(path)
-    if not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: {path.parent} is not a folder")
     # The format has no strides: a transposed view would be written as its base.
     arrays = {name: np.asarray(value, order="C") for name, value in tensors.items()}
     for name, array in arrays.items():
         if array.dtype.name not in _DTYPES.values():
             known = ", ".join(_DTYPES.values())
             raise ValueError(f"{path}: tensor {name!r} has dtype {array.dtype}; known are {known}")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with references.complete_file(path) as temporary:
         numpy_io.save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
