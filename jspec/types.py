@@ -158,10 +158,12 @@ class Provenance:
 
     reference: as the user wrote it.
     sha256:    of the file, or of the files in order; None for weights that never were a file.
+    trained_for: sha256 of the model that a draft was trained for, where its file says so.
     """
 
     reference: str
     sha256: str | None = None
+    trained_for: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints: `config.json` to `TransformerConfig`, and the names of their tensors.
+"""Hugging Face checkpoints: `config.json` to `TransformerConfig` and back, and the names of their tensors.
 
 A family is a row of `FAMILIES`: what its configs leave unsaid and which products carry a bias. What the keys mean was
 read in transformers 5.24 (`models/*/configuration_*.py`, `modeling_rope_utils.py`); older spellings are taken too
@@ -94,6 +94,9 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
 }
+
+
+_BIASES = ("qkv_bias", "output_bias", "ffn_bias")
 
 
 class _Reader:
@@ -253,3 +256,92 @@ def _yarn(content: dict, rope: _Reader, max_positions: int) -> model_config.Rope
 
 def _mscale(factor: float, weight: float) -> float:
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def config_json(config: model_config.TransformerConfig) -> dict[str, Any]:
+    """What config.json says of a model: the inverse of `transformer_config`.
+
+    The family is the first of `FAMILIES` that has all the model's features. Keys are spelled in the older way
+    (`rope_theta` beside `rope_scaling`), which transformers 5 reads too.
+
+    Raises:
+      ValueError: no family has such models; the message names the features that stand in the way.
+    """
+    windows = sorted({window for window in config.windows if window is not None})
+    kind = config.rope_scaling.kind if config.rope_scaling else "linear"
+    strange = [f"rope scaling {kind}"] if kind not in ("linear", "llama3", "yarn") else []
+    strange += [f"embedding_scale {config.embedding_scale}"] if config.embedding_scale != 1.0 else []
+    strange += [f"windows of several sizes {windows}"] if len(windows) > 1 else []
+    if strange:
+        raise ValueError(f"config.json of no known family ({', '.join(FAMILIES)}) has {', '.join(strange)}")
+    misfits = {name: _misfits(family, config) for name, family in FAMILIES.items()}
+    name = next((name for name, found in misfits.items() if not found), None)
+    if name is None:
+        reasons = "; ".join(f"{name}: {', '.join(found)}" for name, found in misfits.items())
+        raise ValueError(f"no known family has such models, since they differ in: {reasons}")
+    family = FAMILIES[name]
+    content: dict[str, Any] = {
+        "architectures": [name],
+        "model_type": family.model_type,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "intermediate_size": config.ffn_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_size,
+        "hidden_act": next(key for key, value in _ACTIVATIONS.items() if value == config.activation),
+        "max_position_embeddings": config.max_positions,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": _rope_content(config.rope_scaling),
+        "tie_word_embeddings": config.tied_head,
+    }
+    for feature in _BIASES:
+        if isinstance(key := getattr(family, feature), str):
+            content[key] = getattr(config, feature)
+    if "sliding_window" in family.defaults:
+        content["sliding_window"] = windows[0] if windows else None
+    if family.window_key:
+        content[family.window_key] = bool(windows)
+        if windows:
+            whole = [config.window(layer) is None for layer in range(config.num_layers)]
+            # The older key says only how many layers at the start have none; readers that know both take the list.
+            content["max_window_layers"] = whole.index(False)
+            content["layer_types"] = ["full_attention" if full else "sliding_attention" for full in whole]
+    return content
+
+
+def _misfits(family: Family, config: model_config.TransformerConfig) -> list[str]:
+    """Features of a model that a family does not have, or cannot be without."""
+    found, keys = [], {}
+    for feature in _BIASES:
+        rule, value = getattr(family, feature), getattr(config, feature)
+        # A key is one switch for all that it names.
+        differs = keys.setdefault(rule, value) != value if isinstance(rule, str) else rule != value
+        if differs:
+            found.append(f"{feature} {value}")
+    if family.qk_norm != config.qk_norm:
+        found.append(f"qk_norm {config.qk_norm}")
+    if any(config.windows):
+        if "sliding_window" not in family.defaults:
+            found.append("windows")
+        elif not family.window_key and None in config.windows:
+            found.append("windows in some layers only")
+    return found
+
+
+def _rope_content(scaling: model_config.RopeScaling | None) -> dict[str, Any] | None:
+    """`rope_scaling` of a config.json."""
+    if scaling is None:
+        return None
+    content: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind != "linear":
+        content["original_max_position_embeddings"] = scaling.original_max_position
+    if scaling.kind == "llama3":
+        content |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling.kind == "yarn":
+        content |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
+        if scaling.attention_factor is not None:
+            content["attention_factor"] = scaling.attention_factor
+    return content

@@ -1,4 +1,4 @@
-"""Models in GGUF files: metadata to `TransformerConfig`, and the names of their tensors.
+"""Models in GGUF files: metadata to `TransformerConfig` and back, and the names of their tensors.
 
 Architectures `llama` (which is Mistral's too), `qwen2` and `qwen3`. llama.cpp rotates neighbouring pairs for `llama`
 and reorders the rows of query and key when it converts a checkpoint, so that they come out as pairs; the order is
@@ -7,6 +7,7 @@ undone here. The other architectures rotate halves, as we do, and are stored as 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from typing import Any
@@ -14,9 +15,12 @@ from typing import Any
 import numpy as np
 
 from jspec.models import config as model_config
+from jspec.models import layers
 from jspec.weights import assembly, gguf_files
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+DIVISORS = "rope_freqs.weight"
 
 NAMES = assembly.Names(
     embed="token_embd.weight",
@@ -37,7 +41,7 @@ NAMES = assembly.Names(
         "down": ("ffn_down.weight",),
         "down_bias": ("ffn_down.bias",),
     },
-    ignored=re.compile(r"rope_freqs\.weight"),  # part of the config: `_rope_scaling`
+    ignored=re.compile(re.escape(DIVISORS)),  # part of the config: `_rope_scaling`
 )
 
 # Keys that change the forward pass in ways it does not know, and the values under which they change nothing.
@@ -115,8 +119,12 @@ def transformer_config(file: gguf_files.GgufFile) -> model_config.TransformerCon
         raise error if str(where) in str(error) else ValueError(f"{where}: {error}") from error
 
 
-def row_order(architecture: str, config: model_config.TransformerConfig):
-    """The `adjust` of `assembly.assemble`: rows of query and key back in the order of halves, for `llama` only."""
+def row_order(architecture: str, config: model_config.TransformerConfig, *, writing: bool = False):
+    """Rows of query and key back in the order of halves, or with `writing` in that of pairs; for `llama` only.
+
+    Returns:
+      A function of a tensor's name and values, the `adjust` of `assembly.assemble`; None where nothing is reordered.
+    """
     if architecture != "llama":
         return None
 
@@ -125,10 +133,101 @@ def row_order(architecture: str, config: model_config.TransformerConfig):
         if leaf not in ("attn_q", "attn_k"):
             return values
         heads = config.num_heads if leaf == "attn_q" else config.num_kv_heads
-        pairs = values.reshape(heads, config.head_size // 2, 2, *values.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
+        stored = (2, config.head_size // 2) if writing else (config.head_size // 2, 2)
+        return values.reshape(heads, *stored, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
     return adjust
+
+
+def architecture(config: model_config.TransformerConfig) -> str:
+    """The architecture of `ARCHITECTURES` that llama.cpp can run a model as.
+
+    Raises:
+      ValueError: none; the message names the features that stand in the way.
+    """
+    c = config
+    kind = c.rope_scaling.kind if c.rope_scaling else None
+    # llama.cpp takes any of the biases, and the tensor of divisors, in `llama` alone.
+    divided = kind in ("llama3", "factors")
+    like_qwen2 = c.qkv_bias and not (c.output_bias or c.ffn_bias or divided)
+    strange = []
+    if c.activation != "silu":
+        strange.append(f"activation {c.activation}")
+    if c.embedding_scale != 1.0:
+        strange.append(f"embedding_scale {c.embedding_scale}")
+    if len(set(c.windows)) > 1:
+        strange.append(f"windows that differ by layer {c.windows}")
+    if c.qk_norm and (c.qkv_bias or c.output_bias or c.ffn_bias):
+        strange.append("qk_norm together with biases")
+    if kind == "yarn" and not c.rope_scaling.truncate:
+        strange.append("yarn scaling without truncate")
+    if c.qk_norm and divided:
+        strange.append(f"qk_norm together with rope scaling {kind}")
+    if strange:
+        raise ValueError(f"no GGUF architecture ({', '.join(ARCHITECTURES)}) has {', '.join(strange)}")
+    return "qwen3" if c.qk_norm else "qwen2" if like_qwen2 else "llama"
+
+
+def metadata(config: model_config.TransformerConfig) -> dict[str, Any]:
+    """What a GGUF file says of a model, its rotary divisors aside: the inverse of `transformer_config`.
+
+    A window in all layers has its key, which `transformer_config` reads; llama.cpp may run these architectures without.
+
+    Raises:
+      ValueError: see `architecture`.
+    """
+    arch = architecture(config)
+    keys = {
+        "vocab_size": config.vocab_size,
+        "context_length": config.max_positions,
+        "embedding_length": config.width,
+        "block_count": config.num_layers,
+        "feed_forward_length": config.ffn_size,
+        "attention.head_count": config.num_heads,
+        "attention.head_count_kv": config.num_kv_heads,
+        "attention.key_length": config.head_size,
+        "attention.value_length": config.head_size,
+        "attention.layer_norm_rms_epsilon": float(config.norm_eps),
+        "rope.dimension_count": config.head_size,
+        "rope.freq_base": float(config.rope_theta),
+    }
+    if any(config.windows):
+        keys["attention.sliding_window"] = config.windows[0]
+    scaling = config.rope_scaling
+    if scaling is not None and (scaling.kind == "linear" or (scaling.kind == "factors" and scaling.factor != 1.0)):
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
+    if scaling is not None and scaling.kind == "yarn":
+        keys |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": float(scaling.factor),
+            "rope.scaling.original_context_length": scaling.original_max_position,
+            "rope.scaling.yarn_beta_fast": float(scaling.beta_fast),
+            "rope.scaling.yarn_beta_slow": float(scaling.beta_slow),
+        }
+        if scaling.attention_factor is not None:
+            keys["rope.scaling.attn_factor"] = scaling.attention_factor / _yarn_scale(scaling.factor)
+    return {f"{arch}.{key}": value for key, value in keys.items()}
+
+
+def rope_divisors(config: model_config.TransformerConfig) -> np.ndarray | None:
+    """What `rope_freqs.weight` holds, which llama.cpp's converter computes for Llama 3.1.
+
+    Returns:
+      `[D / 2]` float32, or None for a model without it.
+    """
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind not in ("llama3", "factors"):
+        return None
+    if scaling.kind == "factors":
+        return np.asarray(scaling.factors, np.float32)
+    plain, _ = layers.rope_frequencies(dataclasses.replace(config, rope_scaling=None))
+    scaled, _ = layers.rope_frequencies(config)
+    return (plain / scaled).astype(np.float32)
+
+
+def _yarn_scale(factor: float) -> float:
+    """The paper's scale of cosines and sines, which llama.cpp multiplies by what a file states."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _shortest(value: float) -> float:
@@ -145,8 +244,8 @@ def _rope_scaling(file: gguf_files.GgufFile, get, head_size: int) -> model_confi
     # Files from before the scaling keys have only a linear factor.
     factor = _shortest(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
     divisors = ()
-    if "rope_freqs.weight" in file.names():
-        divisors = tuple(float(value) for value in file.read("rope_freqs.weight").reshape(-1))
+    if DIVISORS in file.names():
+        divisors = tuple(float(value) for value in file.read(DIVISORS).reshape(-1))
         if len(divisors) != head_size // 2:
             raise ValueError(f"{file.path}: rope_freqs.weight has {len(divisors)} values, expected {head_size // 2}")
     if kind == "yarn":
@@ -156,7 +255,7 @@ def _rope_scaling(file: gguf_files.GgufFile, get, head_size: int) -> model_confi
             raise ValueError(f"{file.path}: rope.scaling.yarn_ext_factor is {extent}, only 1 is supported")
         # llama.cpp multiplies the paper's factor by what the file states.
         stated = get("rope.scaling.attn_factor", 1.0) * get("rope.scaling.yarn_attn_factor", 1.0)
-        attention = None if stated == 1.0 else stated * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+        attention = None if stated == 1.0 else stated * _yarn_scale(factor)
         return model_config.RopeScaling(
             "yarn",
             factor,

@@ -15,6 +15,7 @@ from jspec.weights import (
     families,
     gguf_files,
     gguf_models,
+    gguf_tokenizers,
     references,
     safetensors_files,
 )
@@ -26,6 +27,13 @@ class _Loaded(NamedTuple):
     params: dict
     tokenizer: tokenizers.Tokenizer | None
     stop_ids: tuple[int, ...]
+    trained_for: str | None = None
+
+
+# Where the sha256 of the model that a draft was trained for stands: in GGUF metadata, and in config.json under
+# `CONFIG_SECTION`.
+TRAINED_FOR = "jspec.target_sha256"
+CONFIG_SECTION, CONFIG_KEY = TRAINED_FOR.split(".")
 
 
 def load_target(reference: str, *, sha256: str | None = None, dtype: Any = jnp.float32) -> types.Target:
@@ -50,7 +58,9 @@ def load_target(reference: str, *, sha256: str | None = None, dtype: Any = jnp.f
         model=transformer.Model(loaded.params, loaded.config),
         tokenizer=loaded.tokenizer,
         # An expected digest has just been checked; a large file is not read for it again.
-        provenance=types.Provenance(str(reference), sha256.lower() if sha256 else references.digest(path)),
+        provenance=types.Provenance(
+            str(reference), sha256.lower() if sha256 else references.digest(path), loaded.trained_for
+        ),
         stop_ids=loaded.stop_ids,
     )
 
@@ -72,10 +82,12 @@ def _load_gguf(path: pathlib.Path, dtype: Any) -> _Loaded:
     config = assembly.settle_head(file, gguf_models.transformer_config(file), gguf_models.NAMES)
     adjust = gguf_models.row_order(file.metadata["general.architecture"], config)
     params = assembly.assemble(file, config, gguf_models.NAMES, dtype=dtype, adjust=adjust)
-    if "tokenizer.ggml.model" not in file.metadata:
-        return _Loaded(config, params, None, ())
+    trained_for = file.metadata.get(TRAINED_FOR)
+    if file.metadata.get("tokenizer.ggml.model", "none") in gguf_tokenizers.NO_VOCABULARY:
+        stop_ids = gguf_tokenizers.stated_stop_ids(file.metadata, config.vocab_size)
+        return _Loaded(config, params, None, stop_ids, trained_for)
     tokenizer = tokenizers.Tokenizer.from_gguf(file.metadata, path)
-    return _Loaded(config, params, tokenizer, tokenizer.stop_ids)
+    return _Loaded(config, params, tokenizer, tokenizer.stop_ids, trained_for)
 
 
 def _load_huggingface(path: pathlib.Path, dtype: Any) -> _Loaded:
@@ -87,9 +99,10 @@ def _load_huggingface(path: pathlib.Path, dtype: Any) -> _Loaded:
     source = safetensors_files.SafetensorsFiles(path)
     config = assembly.settle_head(source, families.transformer_config(content, where), families.NAMES)
     params = assembly.assemble(source, config, families.NAMES, dtype=dtype)
+    trained_for = (content.get(CONFIG_SECTION) or {}).get(CONFIG_KEY)
     if (folder / "tokenizer.json").is_file():
         tokenizer = tokenizers.Tokenizer.from_folder(folder)
-        return _Loaded(config, params, tokenizer, tokenizer.stop_ids)
+        return _Loaded(config, params, tokenizer, tokenizer.stop_ids, trained_for)
     ids = content.get("eos_token_id")
     stop = ids if isinstance(ids, list) else [ids]
-    return _Loaded(config, params, None, tuple(sorted(index for index in stop if index is not None)))
+    return _Loaded(config, params, None, tuple(sorted(index for index in stop if index is not None)), trained_for)

@@ -142,6 +142,16 @@ class Tokenizer:
         return len(self._vocabulary)
 
     @property
+    def backend(self) -> Any:
+        """The `tokenizers.Tokenizer` behind it, which is not to be changed."""
+        return self._backend
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """`bos_token`, `eos_token`, ... as the chat template knows them."""
+        return dict(self._special_tokens)
+
+    @property
     def chat_template(self) -> str | None:
         """Source of the chat template, or None."""
         return self._template_source
