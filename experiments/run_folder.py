@@ -27,6 +27,7 @@ import jax
 import jspec
 from experiments import records
 from jspec import config as config_lib
+from jspec import files
 
 # Top-level config keys that do not change what is computed.
 NOT_HASHED = ("run",)
@@ -176,19 +177,7 @@ def write_text_atomic(path: str | pathlib.Path, text: str) -> None:
     Raises:
       OSError: it cannot be written; the message names the file.
     """
-    path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _naming(path):
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+    files.replace(path, lambda file: file.write(text.encode()))
 
 
 @contextlib.contextmanager

@@ -143,7 +143,7 @@ class Eagle:
             head = self._load(target)
         ids = None if self.vocabulary is None else self.vocabulary.load(target)
         head = _fit(head, target, ids)
-        feature_layers = _feature_layers(head.config, self.feature_layers, target.model.config.num_layers)
+        feature_layers = resolve_feature_layers(head.config, self.feature_layers, target.model.config.num_layers)
         wanted = self.dynamic.top_k if self.dynamic is not None else self.topology.num_ranks
         if self.topology is not None:
             wanted = max(wanted, *(len(self.topology.children(node)) for node in range(self.topology.num_nodes)))
@@ -207,7 +207,7 @@ def _fit(head: heads_lib.EagleHead, target: types.Target, ids: np.ndarray | None
     return head
 
 
-def _feature_layers(
+def resolve_feature_layers(
     config: heads_lib.EagleConfig, given: tuple[int, ...] | None, num_layers: int
 ) -> types.FeatureLayers:
     if config.version == 1:

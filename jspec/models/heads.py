@@ -274,9 +274,19 @@ def eagle_forward(
     Returns:
       `[B, T, E]` states, each the head's guess of the feature at its token, and keys and values.
     """
+    layer, shape = head.params["layer"], head.config.layer
+    residual, normed = eagle_inputs(head, target, tokens, states)
+    tables = layers.rope_tables(shape, positions)
+    mixed, key, value = transformer.attend(layer, normed, shape, cache, scratch, 0, tables, positions, mask)
+    return eagle_finish(head, residual + mixed), kv.BlockKV((key,), (value,), positions)
+
+
+def eagle_inputs(
+    head: EagleHead, target: transformer.Model, tokens: jax.Array, states: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What the layer's residual stream starts from, `[B, T, E]`, and what its attention reads, `[B, T, E or 2 E]`."""
     config, params = head.config, head.params
     layer, shape = params["layer"], config.layer
-    tables = layers.rope_tables(shape, positions)
     if "embed" in params:
         embeddings = params["embed"][tokens]
     else:
@@ -285,17 +295,18 @@ def eagle_forward(
     if config.version == 1:
         residual = layers.linear(jnp.concatenate([embeddings, states], axis=-1), params["fc"], params.get("fc_bias"))
         normed = layers.rms_norm(residual, layer["attention_norm"], shape.norm_eps) if config.input_norm else residual
-    else:
-        normed_state = layers.rms_norm(states, layer["hidden_norm"], shape.norm_eps)
-        normed_embedding = layers.rms_norm(embeddings, layer["embed_norm"], shape.norm_eps)
-        normed = jnp.concatenate([normed_embedding, normed_state], axis=-1)
-        residual = normed_state if config.norm_before_residual else states
-    mixed, key, value = transformer.attend(layer, normed, shape, cache, scratch, 0, tables, positions, mask)
-    x = residual + mixed
-    x = x + transformer.feed_forward(layer, x, shape)
-    if config.norm_output:
-        x = layers.rms_norm(x, params["norm"], shape.norm_eps)
-    return x, kv.BlockKV((key,), (value,), positions)
+        return residual, normed
+    normed_state = layers.rms_norm(states, layer["hidden_norm"], shape.norm_eps)
+    normed_embedding = layers.rms_norm(embeddings, layer["embed_norm"], shape.norm_eps)
+    residual = normed_state if config.norm_before_residual else states
+    return residual, jnp.concatenate([normed_embedding, normed_state], axis=-1)
+
+
+def eagle_finish(head: EagleHead, x: jax.Array) -> jax.Array:
+    """The layer's second half: `[B, T, E]` residual stream behind the attention -> states."""
+    config, params = head.config, head.params
+    x = x + transformer.feed_forward(params["layer"], x, config.layer)
+    return layers.rms_norm(x, params["norm"], config.layer.norm_eps) if config.norm_output else x
 
 
 def eagle_logits(head: EagleHead, target: transformer.Model, states: jax.Array) -> jax.Array:

@@ -155,8 +155,8 @@ def _attend(carry, query, keys, values, visible):
 def attention(
     query: jax.Array,
     positions: jax.Array,
-    prefix: tuple[jax.Array, jax.Array],
-    prefix_length: jax.Array,
+    prefix: tuple[jax.Array, jax.Array] | None,
+    prefix_length: jax.Array | None,
     block: tuple[jax.Array, jax.Array],
     block_visible: jax.Array,
     window: int | None,
@@ -169,8 +169,8 @@ def attention(
     Args:
       query: `[B, T, H, D]`.
       positions: `[B, T]` of the queries.
-      prefix: cached keys and values, `[B, K, S, D]`.
-      prefix_length: `[B]` filled slots.
+      prefix: cached keys and values, `[B, K, S, D]`; None without a cache, and only then are gradients defined.
+      prefix_length: `[B]` filled slots, or None.
       block: keys and values of scratch and block, `[B, K, M, D]`.
       block_visible: `[B, T, M]` bool. Every query sees at least itself.
       window: how many positions back a query may look, or None.
@@ -179,14 +179,13 @@ def attention(
       `[B, T, H, D]`.
     """
     batch, length, heads, size = query.shape
-    kv_heads, capacity = prefix[0].shape[1:3]
+    kv_heads = block[0].shape[1]
     query = (query * (1.0 / math.sqrt(size))).astype(query.dtype)
     query = query.reshape(batch, length, kv_heads, heads // kv_heads, size).transpose(0, 2, 1, 3, 4)
     query = query.reshape(batch, kv_heads, -1, size)
 
+    capacity = 0 if prefix is None else prefix[0].shape[2]
     chunk = min(PREFIX_CHUNK.get(jax.default_backend(), DEFAULT_PREFIX_CHUNK), capacity)
-    last = jnp.max(prefix_length)
-    first = 0 if window is None else jnp.maximum(0, jnp.min(positions) - window + 1) // chunk
 
     def add_chunk(index, carry):
         # The last chunk of a capacity that is no multiple of the chunk is read from further left; the slots that it
@@ -207,7 +206,11 @@ def attention(
         zeros = jnp.zeros(query.shape, jnp.float32)
         start = zeros, jnp.full_like(zeros[..., :1], MASKED), zeros[..., :1]
         carry = _attend(start, query, *block, block_visible)
-    mixed, _, total = jax.lax.fori_loop(first, (last + chunk - 1) // chunk, add_chunk, carry)
+    if prefix is not None:
+        last = jnp.max(prefix_length)
+        first = 0 if window is None else jnp.maximum(0, jnp.min(positions) - window + 1) // chunk
+        carry = jax.lax.fori_loop(first, (last + chunk - 1) // chunk, add_chunk, carry)
+    mixed, _, total = carry
     out = (mixed / total).astype(query.dtype)
     out = out.reshape(batch, kv_heads, length, heads // kv_heads, size).transpose(0, 2, 1, 3, 4)
     return out.reshape(batch, length, heads, size)

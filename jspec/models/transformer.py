@@ -54,19 +54,14 @@ def head(model: Model, states: jax.Array) -> jax.Array:
     return layers.linear(states, output_matrix(model)).astype(jnp.float32)
 
 
-def attend(layer, normed, config, cache, scratch, index, tables, positions, visible):
-    """Self-attention of one layer: its `[B, T, E]` contribution, and the block's keys and values `[B, K, T, D]`.
+def project(layer, normed, config, tables):
+    """Queries `[B, T, H, D]`, keys and values `[B, K, T, D]` of one layer, normed and rotated.
 
     Args:
       layer: its parameters.
       normed: `[B, T, in]` what the projections read.
       config: of the layer.
-      cache: of all layers, read at `index`.
-      scratch: earlier blocks that are not committed, or None.
-      index: of the layer.
       tables: `layers.rope_tables` at the block's positions.
-      positions: `[B, T]`.
-      visible: `[B, T, M + T]` over scratch and block.
     """
     batch, length, _ = normed.shape
     fused = layers.linear(normed, layer["qkv"], layer.get("qkv_bias"))
@@ -76,14 +71,33 @@ def attend(layer, normed, config, cache, scratch, index, tables, positions, visi
         query = layers.rms_norm(query, layer["query_norm"], config.norm_eps)
         key = layers.rms_norm(key, layer["key_norm"], config.norm_eps)
     query, key = layers.rotate(query, tables), layers.rotate(key, tables)
-    key, value = key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
+    return query, key.transpose(0, 2, 1, 3), value.transpose(0, 2, 1, 3)
+
+
+def attend(layer, normed, config, cache, scratch, index, tables, positions, visible):
+    """Self-attention of one layer: its `[B, T, E]` contribution, and the block's keys and values `[B, K, T, D]`.
+
+    Args:
+      layer: its parameters.
+      normed: `[B, T, in]` what the projections read.
+      config: of the layer.
+      cache: of all layers, read at `index`; None without one.
+      scratch: earlier blocks that are not committed, or None.
+      index: of the layer.
+      tables: `layers.rope_tables` at the block's positions.
+      positions: `[B, T]`.
+      visible: `[B, T, M + T]` over scratch and block.
+    """
+    query, key, value = project(layer, normed, config, tables)
     block = (key, value)
     if scratch is not None:
         earlier = (scratch.keys[index], scratch.values[index])
         block = tuple(jnp.concatenate(pair, axis=2) for pair in zip(earlier, block))
-    prefix = (cache.keys[index], cache.values[index])
-    mixed = layers.attention(query, positions, prefix, cache.length, block, visible, config.window(index))
-    return layers.linear(mixed.reshape(batch, length, -1), layer["output"], layer.get("output_bias")), key, value
+    prefix = None if cache is None else (cache.keys[index], cache.values[index])
+    filled = None if cache is None else cache.length
+    mixed = layers.attention(query, positions, prefix, filled, block, visible, config.window(index))
+    mixed = mixed.reshape(*normed.shape[:2], -1)
+    return layers.linear(mixed, layer["output"], layer.get("output_bias")), key, value
 
 
 def feed_forward(layer, x, config):
@@ -104,7 +118,7 @@ def forward(
     model: Model,
     tokens: jax.Array,
     positions: jax.Array,
-    cache: kv.KVCache,
+    cache: kv.KVCache | None,
     mask: jax.Array,
     *,
     scratch: kv.BlockKV | None = None,
@@ -117,7 +131,8 @@ def forward(
       model: parameters and config.
       tokens: `[B, T]`.
       positions: `[B, T]`.
-      cache: read, not written.
+      cache: read, not written; None when nothing stands before the block, as in training (only then are gradients
+        defined: a loop of unknown length has none).
       mask: `[B, T, M + T]` bool over scratch (M tokens, 0 without one) and block: who sees whom. A token that does not
         see itself gives undefined numbers.
       scratch: keys and values of earlier blocks that are not committed.

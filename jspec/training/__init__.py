@@ -1,0 +1,1 @@
+"""Training drafts: data made by the target, losses of the papers, and one loop."""

@@ -1,0 +1,208 @@
+"""Distilling a standard draft (DistillSpec, Zhou et al., arXiv:2310.08461).
+
+The draft is a small model of its own; it learns to say what the target says at every answer token. The divergence is a
+choice (`losses.divergence`): the total variation is the rate of rejection itself. On-policy batches hold the draft's own
+continuations instead of the target's, so that it learns where it goes wrong when left alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec import decode, drafters, generation, types
+from jspec import sampling as sampling_lib
+from jspec import topology as topology_lib
+from jspec.drafters import base, draft_vocabulary
+from jspec.drafters import standard as standard_drafter
+from jspec.models import config as model_config
+from jspec.models import layers, transformer
+from jspec.training import data, losses, objectives
+
+# Parameters that are the target's when the draft starts as its first layers, and stay so.
+SHARED = ("embed", "head")
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomDraft:
+    """A draft of random weights; whatever is not said is as in the target."""
+
+    num_layers: int = 2
+    width: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    ffn_size: int | None = None
+
+    def config(self, target: model_config.TransformerConfig) -> model_config.TransformerConfig:
+        """Sizes of the draft.
+
+        Raises:
+          ValueError: they do not fit together.
+        """
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        config = dataclasses.replace(target, windows=(), tied_head=True, **given)
+        if config.width % config.num_heads:
+            raise ValueError(f"draft: width {config.width} is not a multiple of num_heads {config.num_heads}")
+        return dataclasses.replace(config, head_size=config.width // config.num_heads)
+
+
+@objectives.register("distill")
+@dataclasses.dataclass(frozen=True)
+class Distill:
+    """Settings. The draft starts as exactly one of `layers`, `reference` and `random`.
+
+    layers:      the target's first layers; its embedding and output matrix stay shared and are not trained.
+    reference:   a model with the target's vocabulary, trained whole.
+    random:      random weights, trained whole.
+    divergence:  `forward_kl`, `reverse_kl`, `jsd` or `tv`.
+    on_policy:   share of batches whose answers the draft writes itself.
+    temperature: of those.
+    depths:      of the chains whose acceptance is measured; nothing is trained by it.
+    """
+
+    layers: int | None = None
+    reference: str | None = None
+    random: RandomDraft | None = None
+    divergence: losses.Divergence = "forward_kl"
+    on_policy: float = 0.0
+    temperature: float = 1.0
+    depths: int = 5
+
+    def __post_init__(self):
+        base.check_one_source(layers=self.layers, reference=self.reference, random=self.random)
+        base.check_count("depths", self.depths, 1)
+        if self.layers is not None:
+            base.check_count("layers", self.layers, 1)
+        if not 0 <= self.on_policy <= 1:
+            raise ValueError(f"on_policy {self.on_policy} is not between 0 and 1")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature {self.temperature} is below 0")
+
+    def build(self, target: types.Target, vocabulary: objectives.Vocabulary) -> BoundDistill:
+        """See `objectives.Objective`.
+
+        Raises:
+          ValueError: the draft cannot be had, or does not share the target's vocabulary.
+        """
+        if self.layers is not None:
+            config = transformer.first_layers(target.model, self.layers).config
+        elif self.random is not None:
+            config = self.random.config(target.model.config)
+        else:
+            config = standard_drafter.load_draft(self.reference, target).model.config
+            if config.vocab_size != target.model.config.vocab_size:
+                raise ValueError(
+                    f"reference {self.reference!r} has {config.vocab_size} rows of output, the target "
+                    f"{target.model.config.vocab_size}: their laws cannot be compared"
+                )
+        return BoundDistill(
+            config, self.reference, self.layers is not None, self.divergence, self.depths, self.on_policy, self.temperature
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundDistill(objectives.Bound):
+    """See `objectives.Objective` and `Distill`. `shares`: the target's embedding and output matrix serve the draft."""
+
+    config: model_config.TransformerConfig
+    reference: str | None
+    shares: bool
+    divergence: str
+    depths: int
+    on_policy: float
+    temperature: float
+    reach: int = 1
+
+    def init(self, rng_key, target, vocabulary):
+        """The target's first layers, a loaded model or a random one."""
+        if self.shares:
+            params = transformer.first_layers(target.model, self.config.num_layers).params
+            params = {name: leaf for name, leaf in params.items() if name not in SHARED}
+        elif self.reference is not None:
+            params = standard_drafter.load_draft(self.reference, target).model.params
+        else:
+            params = model_config.init_params(rng_key, self.config)
+        return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+
+    def model(self, target: transformer.Model, trained: dict) -> transformer.Model:
+        """The whole draft, with what it shares."""
+        params = dict(trained)
+        if self.shares:
+            dtype = params["final_norm"].dtype
+            params |= {name: target.params[name].astype(dtype) for name in SHARED if name in target.params}
+        return transformer.Model(params, self.config)
+
+    def loss(self, params, batch, view, rng_key):
+        """The divergence at every place whose next token is an answer's."""
+        draft: objectives.Draft = params.draft
+        model, vocabulary = self.model(params.target, draft.trained), draft.vocabulary
+        outputs, _ = transformer.forward(
+            model,
+            batch.tokens,
+            batch.positions,
+            None,
+            batch.causal,
+            feature_layers=("final",),
+            logits_at=jnp.zeros((batch.tokens.shape[0], 0), jnp.int32),
+        )
+        matrix = transformer.output_matrix(model)
+        if vocabulary.ids is not None:
+            matrix = matrix[vocabulary.ids]
+        own = jax.nn.log_softmax(layers.linear(outputs.features[:, :, 0], matrix).astype(jnp.float32), axis=-1)
+        law, best = objectives.restricted_law(view, vocabulary), vocabulary.places(view.top)
+        there = data.labelled(batch, 1)
+        distance = losses.divergence(self.divergence, law, own)
+        learn = there if self.divergence == "tv" else there & (best >= 0)
+        agree, overlap = jnp.argmax(own, axis=-1) == best, losses.overlap(law, own)
+        # Depth s of a chain that starts at t is the draft at t + s, the text's tokens before it.
+        depths = losses.Depths.of(
+            [data.shift(agree, step) for step in range(self.depths)],
+            [data.shift(overlap, step) for step in range(self.depths)],
+            [data.labelled(batch, step + 1) for step in range(self.depths)],
+        )
+        return losses.masked_mean(distance, learn), depths
+
+    def text(self, target, draft, rows, chosen, seed, step):
+        """On-policy: the draft's own answers to the first prompt of each row, for a share of the steps."""
+        random = np.random.default_rng((seed, step))
+        if random.random() >= self.on_policy:
+            return None
+        prompts, lengths = rows.prompts(chosen)
+        budget = rows.length - lengths
+        output = decode.decode(
+            types.Params(self.model(target.model, draft.trained)),
+            generation.row_keys(random.integers(0, generation.MAX_SEED, len(chosen)), len(chosen)),
+            prompts,
+            lengths,
+            drafter=drafters.Autoregressive().build(target)[0],
+            sampling=sampling_lib.make(
+                len(chosen),
+                max_new_tokens=budget.tolist(),
+                temperature=self.temperature,
+                stop_ids=target.stop_ids,
+            ),
+            max_new_tokens=rows.length,
+            capacity=2 * rows.length,  # of fixed size, so that one program serves every batch
+        )
+        order = jnp.arange(rows.length)
+        real = order < output.lengths[:, None]
+        return data.Batch(
+            tokens=jnp.where(real, output.tokens[:, : rows.length], 0),
+            segments=jnp.where(real, 0, -1),
+            positions=jnp.where(real, order, 0),
+            answer=real & (order >= jnp.asarray(lengths)[:, None]),
+        )
+
+    def bind(self, target, draft, gamma):
+        """A chain of the draft's tokens."""
+        model = self.model(target.model, draft.trained)
+        ids = None if draft.vocabulary.ids is None else draft_vocabulary.check(draft.vocabulary.ids, target)
+        return target, *standard_drafter.bind(topology_lib.chain(gamma), target, model, ids)
+
+    def save(self, target: types.Target, draft: objectives.Draft, folder: str | os.PathLike, base_model: str) -> None:
+        """A Hugging Face folder."""
+        raise NotImplementedError

@@ -1,0 +1,192 @@
+"""Training EAGLE heads (EAGLE-1, arXiv:2401.15077, section 3.2; EAGLE-3, arXiv:2503.01840, sections 3.1 and 3.2).
+
+    EAGLE-1   smooth L1 between the predicted and the target's next feature + 0.1 cross entropy of the laws; uniform
+              noise on the features; one step
+    EAGLE-3   cross entropy of the laws alone, over a reduced vocabulary; three fused features; the training-time test
+              of `unroll`, step s weighted by 0.8^s
+
+They are one recipe: either version may be trained for any number of steps. The released code starts both at random;
+here the layer may start as the target's last and the input product as the identity, which learns several times faster
+on small budgets.
+
+Differs from the released code: EAGLE-1's noise there shrinks with the row's length, here its width is a setting. Labels
+outside a reduced vocabulary carry no loss (as in EAGLE-3's code), but count as misses when acceptance is measured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jspec import types
+from jspec.drafters import base
+from jspec.drafters import eagle as eagle_drafter
+from jspec.models import heads as heads_lib
+from jspec.training import data, losses, objectives, unroll
+from jspec.weights import eagle_files
+
+
+@objectives.register("eagle")
+@dataclasses.dataclass(frozen=True)
+class Eagle:
+    """Settings; None takes the paper's value for the version.
+
+    version:        1 or 3.
+    steps:          S, of the training-time test: 1 for EAGLE-1, 7 for EAGLE-3.
+    decay:          weight of step s is decay^s.
+    regression:     weight of the feature regression: 1 for EAGLE-1, 0 for EAGLE-3.
+    distillation:   weight of the cross entropy of the laws: 0.1 for EAGLE-1, 1 for EAGLE-3.
+    noise:          the features get uniform noise in [-noise, noise]: 0.1 for EAGLE-1, 0 for EAGLE-3.
+    start:          `target`: the layer starts as the target's last, the input as the identity; `random`.
+    input_norm:     EAGLE-1: a norm before the layer's attention, as the target's layers have (the released heads have
+                    none).
+    feature_layers: EAGLE-3: layers of the target whose inputs are fused; None means the default.
+    """
+
+    version: Literal[1, 3] = 3
+    steps: int | None = None
+    decay: float = 0.8
+    regression: float | None = None
+    distillation: float | None = None
+    noise: float | None = None
+    start: Literal["target", "random"] = "target"
+    input_norm: bool = True
+    feature_layers: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        if self.steps is not None:
+            base.check_count("steps", self.steps, 1)
+        for name in ("decay", "regression", "distillation", "noise"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"{name} {value} is below 0")
+        if self.regression == 0 and self.distillation == 0:
+            raise ValueError("regression and distillation are both 0: nothing is learned")
+
+    def build(self, target: types.Target, vocabulary: objectives.Vocabulary) -> BoundEagle:
+        """See `objectives.Objective`.
+
+        Raises:
+          ValueError: the target does not have the feature layers.
+        """
+        size = len(vocabulary.matrix)
+        config = eagle_drafter.like_target(target, self.version, size)
+        if self.version == 1:
+            config = dataclasses.replace(config, own_head=False, input_norm=self.input_norm)
+        layers = eagle_drafter.resolve_feature_layers(
+            config, self.feature_layers, target.model.config.num_layers
+        )
+        if self.version == 3:
+            config = dataclasses.replace(config, feature_layers=layers)
+        first = self.version == 1
+        choose = lambda value, one, three: value if value is not None else one if first else three
+        return BoundEagle(
+            config=config,
+            feature_layers=() if first else layers,
+            depths=choose(self.steps, 1, 7),
+            decay=self.decay,
+            regression=choose(self.regression, 1.0, 0.0),
+            distillation=choose(self.distillation, 0.1, 1.0),
+            noise=choose(self.noise, 0.1, 0.0),
+            start=self.start,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BoundEagle(objectives.Bound):
+    """See `objectives.Objective` and `Eagle`."""
+
+    config: heads_lib.EagleConfig
+    feature_layers: types.FeatureLayers
+    depths: int
+    decay: float
+    regression: float
+    distillation: float
+    noise: float
+    start: str
+
+    def init(self, rng_key, target, vocabulary):
+        """Random, then what can be taken from the target."""
+        # The vocabulary is kept apart: its ids are fixed.
+        params = dict(heads_lib.init_eagle(rng_key, self.config, jnp.float32).params)
+        params.pop("draft_ids", None)
+        if self.start == "random":
+            return params
+        last = target.model.params["layers"][-1]
+        layer, width = dict(params["layer"]), self.config.layer.width
+        for name in set(layer) & set(last) - {"qkv", "attention_norm"}:
+            layer[name] = last[name]
+        eye = jnp.eye(width)
+        if self.config.version == 1:
+            layer["qkv"] = last["qkv"]
+            if "attention_norm" in layer:
+                layer["attention_norm"] = last["attention_norm"]
+            embed = target.model.params["embed"].astype(jnp.float32) * target.model.config.embedding_scale
+            scale = jnp.sqrt(jnp.mean(embed**2))  # embeddings are small beside a normed state
+            params["fc"] = jnp.concatenate([eye / scale, eye], axis=1)
+        else:
+            layer["qkv"] = jnp.concatenate([last["qkv"], last["qkv"]], axis=1)
+            layer["embed_norm"] = layer["hidden_norm"] = last["attention_norm"]
+            params["fc"] = jnp.concatenate([jnp.zeros((width, width * (self.config.num_features - 1))), eye], axis=1)
+            params["norm"] = target.model.params["final_norm"]
+            if "head" in params:
+                params["head"] = vocabulary.matrix
+        return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), {**params, "layer": layer})
+
+    def head(self, draft: objectives.Draft) -> heads_lib.EagleHead:
+        """A head that speaks the draft vocabulary."""
+        params, config = dict(draft.trained), self.config
+        if draft.vocabulary.ids is not None:
+            params["draft_ids"] = draft.vocabulary.ids
+            if "head" not in params:
+                params["head"] = draft.vocabulary.matrix.astype(params["fc"].dtype)
+                config = dataclasses.replace(config, own_head=True)
+        return heads_lib.EagleHead(params, config)
+
+    def loss(self, params, batch, view, rng_key):
+        """Sum over the steps of decay^s (regression + distillation)."""
+        draft: objectives.Draft = params.draft
+        head, vocabulary = self.head(draft), draft.vocabulary
+        features = view.features if self.feature_layers else view.final[:, :, None]
+        states = heads_lib.fuse(head, features.astype(head.dtype))
+        if rng_key is not None and self.noise > 0:
+            states += jax.random.uniform(rng_key, states.shape, states.dtype, -self.noise, self.noise)
+        law = objectives.restricted_law(view, vocabulary)
+        says = vocabulary.places(view.top)  # -1 where the draft cannot say what the target would
+
+        total, agree, overlaps, masks = 0.0, [], [], []
+        for step, state in enumerate(unroll.chains(head, params.target, batch, states, self.depths)):
+            # At place t this guesses the feature of token t + 1 + step, which the target continues with the next.
+            there, wanted = data.labelled(batch, step + 2), data.shift(law, step + 1)
+            best = data.shift(says + 1, step + 1) - 1
+            own = jax.nn.log_softmax(heads_lib.eagle_logits(head, params.target, state), axis=-1)
+            entropy = -jnp.sum(jnp.exp(losses.renormalize(wanted)) * own, axis=-1)
+            term = self.distillation * losses.masked_mean(entropy, there & (best >= 0))
+            if self.regression > 0:
+                distance = losses.smooth_l1(state, data.shift(view.final, step + 1))
+                term += self.regression * losses.masked_mean(distance, there)
+            total += self.decay**step * term
+            agree.append(jnp.argmax(own, axis=-1) == best)
+            overlaps.append(losses.overlap(wanted, own))
+            masks.append(there)
+        return total, losses.Depths.of(agree, overlaps, masks)
+
+    def bind(self, target, draft, gamma):
+        """A chain of the head's drafts."""
+        return target, *eagle_drafter.Eagle(gamma=gamma).build(target, head=self.head(draft))
+
+    def save(self, target: types.Target, draft: objectives.Draft, folder: str | os.PathLike, base_model: str) -> None:
+        """The native layout of `eagle_files`. EAGLE-1's has no place for a vocabulary; it goes beside the head."""
+        params: dict[str, Any] = dict(draft.trained)
+        if self.config.version == 3 and draft.vocabulary.ids is not None:
+            params["draft_ids"] = draft.vocabulary.ids
+        config = self.config
+        if config.version == 1:
+            config = dataclasses.replace(config, vocab_size=config.layer.vocab_size)
+        eagle_files.save(heads_lib.EagleHead(params, config), target, folder, base_model=base_model)
+
+

@@ -1,0 +1,345 @@
+"""One loop for every recipe: batches by a permutation, the target's view, a gradient of the draft alone, checkpoints.
+
+A run is a function of its settings and its data: the batch, the noise and the learning rate of a step follow from the
+seed and the step's number. So a run that is killed and goes on from its last checkpoint ends where it would have ended.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jspec import checkpoint, types
+from jspec.drafters import base
+from jspec.training import data, losses, objectives, views
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a draft is trained, whatever the recipe.
+
+    steps:          batches.
+    rows:           B, packed rows in a batch.
+    length:         T, tokens in a row.
+    learning_rate:  at its peak.
+    schedule:       after the warm-up: `cosine` or `linear` down to `final` times the peak, or `constant`.
+    warmup_steps:   of a linear rise from 0.
+    final:          fraction of the peak at the end.
+    target_rate:    Medusa-2: the target's learning rate, as a fraction of the heads'.
+    target_starts:  Medusa-2: steps before the target learns (the heads are warmed up alone).
+    beta1, beta2, weight_decay: of AdamW.
+    clip:           of the gradient's global norm.
+    accumulate:     batches whose gradients make one update.
+    precision:      of the draft's forward and backward pass: `float32`, `bfloat16`, or `auto`, which is bfloat16 where
+                    the device multiplies it fast. Parameters and optimiser are float32.
+    seed:           of everything drawn.
+    evaluate_every: steps between evaluations; each saves a checkpoint.
+    evaluate_rows:  held-out rows looked at each time.
+    """
+
+    steps: int = 1000
+    rows: int = 8
+    length: int = 256
+    learning_rate: float = 1e-3
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    warmup_steps: int = 50
+    final: float = 0.1
+    target_rate: float = 0.25
+    target_starts: int = 0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip: float = 0.5
+    accumulate: int = 1
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    seed: int = 0
+    evaluate_every: int = 200
+    evaluate_rows: int = 64
+
+    def __post_init__(self):
+        for name, smallest in (
+            ("steps", 1),
+            ("rows", 1),
+            ("length", 2),
+            ("warmup_steps", 0),
+            ("target_starts", 0),
+            ("accumulate", 1),
+            ("seed", 0),
+            ("evaluate_every", 1),
+            ("evaluate_rows", 1),
+        ):
+            base.check_count(name, getattr(self, name), smallest)
+        for name in ("learning_rate", "clip"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} {getattr(self, name)} is not above 0")
+        for name in ("final", "target_rate", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} {getattr(self, name)} is not between 0 and 1")
+        if not self.weight_decay >= 0:
+            raise ValueError(f"weight_decay {self.weight_decay} is below 0")
+        if self.evaluate_every % self.accumulate or self.steps % self.accumulate:
+            raise ValueError(
+                f"accumulate {self.accumulate} does not divide steps {self.steps} and evaluate_every "
+                f"{self.evaluate_every}"
+            )
+
+    @property
+    def dtype(self) -> Any:
+        """Of the draft's passes."""
+        if self.precision == "auto":
+            return jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+        return jnp.dtype(self.precision)
+
+
+@flax.struct.dataclass
+class State:
+    """What a checkpoint holds.
+
+    step:      batches seen.
+    trained:   parameters.
+    optimizer: its state.
+    """
+
+    step: jax.Array  # [] int32
+    trained: Any
+    optimizer: Any
+
+
+class Evaluation(NamedTuple):
+    """On held-out answers.
+
+    loss:   mean over batches.
+    depths: sums by depth.
+    """
+
+    loss: float
+    depths: losses.Depths
+
+    @property
+    def tau(self) -> float:
+        """What a greedy chain of all trained depths would emit per target call, if the text were its own: 1 + the
+        sum of `chain`."""
+        return 1.0 + float(jnp.sum(self.depths.chain / jnp.maximum(self.depths.places, 1)))
+
+
+class Progress(NamedTuple):
+    """One step of `fit`.
+
+    step:       its number, from 1.
+    loss:       of its batch.
+    evaluation: where one was made.
+    """
+
+    step: int
+    loss: float
+    evaluation: Evaluation | None
+
+
+def schedule(settings: Settings, *, fraction: float = 1.0, starts: int = 0) -> optax.Schedule:
+    """The learning rate of an update; `starts` updates later the target's begins."""
+    updates = settings.steps // settings.accumulate
+    warmup = min(settings.warmup_steps // settings.accumulate, updates)
+    peak, rest = settings.learning_rate * fraction, max(1, updates - warmup)
+    falls = {
+        "cosine": optax.cosine_decay_schedule(peak, rest, settings.final),
+        "linear": optax.linear_schedule(peak, peak * settings.final, rest),
+        "constant": optax.constant_schedule(peak),
+    }[settings.schedule]
+    joined = optax.join_schedules([optax.linear_schedule(0.0, peak, max(1, warmup)), falls], [warmup])
+    return lambda count: jnp.where(count < starts, 0.0, joined(count))
+
+
+@functools.cache
+def optimizer(settings: Settings, objective: objectives.Objective) -> optax.GradientTransformation:
+    """AdamW behind a clip of the global norm; the target of Medusa-2 at a rate of its own."""
+
+    def adam(rate):
+        return optax.adamw(rate, settings.beta1, settings.beta2, weight_decay=settings.weight_decay)
+
+    rates = {
+        "draft": adam(schedule(settings)),
+        "target": adam(
+            schedule(
+                settings, fraction=settings.target_rate, starts=settings.target_starts // settings.accumulate
+            )
+        ),
+    }
+    steps = optax.chain(
+        optax.clip_by_global_norm(settings.clip), optax.partition(rates, objective.learning_rates)
+    )
+    return optax.MultiSteps(steps, settings.accumulate).gradient_transformation()
+
+
+def _in_precision(trained: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), trained)
+
+
+@functools.partial(jax.jit, static_argnames=("objective", "settings"), donate_argnames="state")
+def train_step(
+    target: Any,
+    vocabulary: objectives.Vocabulary,
+    state: State,
+    batch: data.Batch,
+    view: views.View,
+    *,
+    objective: objectives.Objective,
+    settings: Settings,
+) -> tuple[State, jax.Array]:
+    """One batch: the new state and the loss. The gradient is with respect to the trained parameters alone."""
+    rng_key = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+
+    def loss(trained):
+        draft = objectives.Draft(_in_precision(trained, settings.dtype), vocabulary)
+        return objective.loss(types.Params(target, draft), batch, view, rng_key)
+
+    (value, _), gradient = jax.value_and_grad(loss, has_aux=True)(state.trained)
+    updates, optimizer_state = optimizer(settings, objective).update(gradient, state.optimizer, state.trained)
+    return State(state.step + 1, optax.apply_updates(state.trained, updates), optimizer_state), value
+
+
+@functools.partial(jax.jit, static_argnames=("objective", "settings"))
+def _evaluate_step(target, vocabulary, trained, batch, view, *, objective, settings):
+    draft = objectives.Draft(_in_precision(trained, settings.dtype), vocabulary)
+    return objective.loss(types.Params(target, draft), batch, view, None)
+
+
+class Trainer:
+    """A run: target, objective, data and settings put together. `fit` goes through it."""
+
+    def __init__(
+        self,
+        target: types.Target,
+        recipe: Any,
+        settings: Settings,
+        train: list[data.Sample],
+        held_out: list[data.Sample],
+        *,
+        draft_ids: np.ndarray | None = None,
+        cache: str | None = None,
+        cache_dtype: str = "float32",
+    ):
+        """Check that everything fits; nothing is computed yet.
+
+        Args:
+          target: the frozen model.
+          recipe: of `objectives.REGISTRY`.
+          settings: of the run.
+          train, held_out: samples; no prompt may be in both.
+          draft_ids: `[Vd]` a reduced draft vocabulary, in any order; None means all tokens.
+          cache: folder that keeps the target's views; None computes them each time.
+          cache_dtype: of its features.
+
+        Raises:
+          ValueError: data, recipe and target do not fit together.
+        """
+        data.check_disjoint(train, held_out)
+        if settings.length > target.model.config.max_positions:
+            raise ValueError(
+                f"length {settings.length} is more than the {target.model.config.max_positions} tokens the target follows"
+            )
+        self.target, self.settings = target, settings
+        self.vocabulary = objectives.Vocabulary.of(target, draft_ids)
+        self.objective: objectives.Objective = recipe.build(target, self.vocabulary)
+        shortest = self.objective.reach
+        self.train = data.Rows(train, settings.length, shortest=shortest)
+        self.held_out = data.Rows(held_out, settings.length, shortest=shortest)
+        self._cache = None
+        if cache is not None:
+            self._cache = views.Cache(cache, target, self.objective.feature_layers, cache_dtype)
+
+    def about(self) -> dict[str, Any]:
+        """What a checkpoint belongs to."""
+        shapes = jax.eval_shape(self.start)
+        return {
+            "target": data.fingerprint(self.target),
+            "objective": repr(self.objective),
+            "architecture": checkpoint.describe(shapes.trained),
+            "settings": repr(self.settings),
+            "rows": len(self.train),
+        }
+
+    def start(self) -> State:
+        """The state before the first step."""
+        key = jax.random.key(self.settings.seed)
+        trained = self.objective.init(key, self.target, self.vocabulary)
+        optimizer_state = optimizer(self.settings, self.objective).init(trained)
+        return State(jnp.int32(0), trained, optimizer_state)
+
+    def draft(self, state: State) -> objectives.Draft:
+        """What a state has learned."""
+        return objectives.Draft(state.trained, self.vocabulary)
+
+    def view(self, batch: data.Batch) -> views.View:
+        """What the target says about a batch."""
+        if self._cache is not None:
+            return self._cache.view(batch)
+        return views.view_jit(self.target.model, batch, self.objective.feature_layers)
+
+    def step(self, state: State) -> tuple[State, jax.Array]:
+        """The next batch. `state` is donated."""
+        settings, step = self.settings, int(state.step)
+        rows = self.train.at_step(step, settings.rows, settings.seed)
+        batch = self.objective.text(self.target, self.draft(state), self.train, rows, settings.seed, step)
+        if batch is None:
+            batch = self.train.take(rows)
+        return train_step(
+            self.target.model,
+            self.vocabulary,
+            state,
+            batch,
+            self.view(batch),
+            objective=self.objective,
+            settings=settings,
+        )
+
+    def evaluate(self, state: State) -> Evaluation:
+        """Loss and acceptance by depth on held-out answers."""
+        total, depths, count = 0.0, losses.Depths.zeros(self.objective.depths), 0
+        size = self.settings.rows
+        for rows in self.held_out.in_turn(size):
+            if count * size >= self.settings.evaluate_rows:
+                break
+            batch = self.held_out.take(rows)
+            loss, found = _evaluate_step(
+                self.target.model,
+                self.vocabulary,
+                state.trained,
+                batch,
+                self.view(batch),
+                objective=self.objective,
+                settings=self.settings,
+            )
+            total, depths, count = total + float(loss), depths + found, count + 1
+        return Evaluation(total / count, jax.device_get(depths))
+
+    def fit(self, checkpoints: checkpoint.Checkpoints) -> Iterator[Progress]:
+        """Train from the last checkpoint to the end, saving as it goes.
+
+        Yields:
+          One `Progress` a step.
+
+        Raises:
+          FloatingPointError: the loss is not finite.
+        """
+        settings = self.settings
+        state = self.start()
+        if checkpoints.latest is not None:
+            state = checkpoints.restore(state)
+        for step in range(int(state.step) + 1, settings.steps + 1):
+            state, loss = self.step(state)
+            loss = float(loss)
+            if not np.isfinite(loss):
+                raise FloatingPointError(f"the loss of step {step} is {loss}: lower learning_rate or clip")
+            evaluation = None
+            if step % settings.evaluate_every == 0 or step == settings.steps:
+                evaluation = self.evaluate(state)
+                checkpoints.save(step, state, evaluation.tau)
+            yield Progress(step, loss, evaluation)
