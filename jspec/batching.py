@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class Answer:
 
 def serve(
     params: types.Params,
-    requests: Iterable[Request],
+    requests: collections.deque[Request],
     *,
     drafter: types.BoundDrafter,
     verifier: types.Verifier = decode.REJECTION,
@@ -71,7 +71,7 @@ def serve(
 
     Args:
       params: target and draft.
-      requests: consumed lazily, in order; answers come in the order they finish.
+      requests: taken from the left; the caller may add more while answers come, which end when none is left.
       drafter: bound.
       verifier: which drafts stand.
       rows: B, of the batch.
@@ -91,37 +91,17 @@ def serve(
         if value < 1:
             raise ValueError(f"{name} {value} is below 1")
     batch = _Batch(params, drafter, verifier, rows, min(refill, rows), width, capacity, tuple(stop_ids))
-    waiting = _Lookahead(requests)
     while True:
-        while waiting and batch.free >= batch.refill:
-            batch.fill(waiting.take(batch.refill))
+        while requests and batch.free >= batch.refill:
+            batch.fill([requests.popleft() for _ in range(min(batch.refill, len(requests)))])
         answers = batch.collect()
         if answers:
             yield answers
         elif batch.busy:
-            # Without requests in waiting there is nothing to come back for before the last row has ended.
-            batch.run(batch.refill if waiting else rows)
+            # With no request waiting, an answer may still lead to one: come back for every few.
+            batch.run()
         else:
             return
-
-
-class _Lookahead:
-    """An iterator that knows whether something is left."""
-
-    def __init__(self, requests: Iterable[Request]):
-        self._iterator = iter(requests)
-        self._next = collections.deque(maxlen=1)
-
-    def __bool__(self) -> bool:
-        if not self._next:
-            self._next.extend([item for _, item in zip(range(1), self._iterator)])
-        return bool(self._next)
-
-    def take(self, count: int) -> list[Request]:
-        taken = []
-        while len(taken) < count and self:
-            taken.append(self._next.pop())
-        return taken
 
 
 class _Batch:
@@ -186,13 +166,13 @@ class _Batch:
         self._state = _insert(self._state, new, jnp.asarray(free + beyond, jnp.int32))
         self._sampling, self._keys = self._settings(self._requests)
 
-    def run(self, enough: int) -> None:
-        """Rounds until so many rows have ended."""
+    def run(self) -> None:
+        """Rounds until as many more rows have ended as are refilled together, or all have."""
         self._state = _run_jit(
             self._params,
             self._keys,
             self._state,
-            jnp.int32(enough),
+            jnp.int32(self.free + self.refill),
             drafter=self._drafter,
             verifier=self._verifier,
             sampling=self._sampling,

@@ -120,13 +120,21 @@ class Writer:
     """Writes samples in any order, in shards of `shard_size` samples in order. Made by `open_writer`.
 
     Every sample is on the disk when `add` returns; a shard gets its name when it is whole.
+
+    finished: numbers of the samples it holds.
     """
 
     def __init__(self, folder: pathlib.Path, origin: Origin, shard_size: int):
         self._folder, self._shard_size = folder, shard_size
         self._dtype = np.uint16 if origin.vocab_size <= 2**16 else np.uint32
-        self.finished = {sample.number for sample in _read_shards(folder)}
-        self._waiting: dict[int, Sample] = {}
+        stored = {sample.number: sample for sample in _read_shards(folder)}
+        self.finished = set(stored)
+        # A last shard that was closed before it was full may grow.
+        self._waiting = {}
+        if stored:
+            last = max(stored) // shard_size
+            if len([number for number in stored if number // shard_size == last]) < shard_size:
+                self._waiting = {n: sample for n, sample in stored.items() if n // shard_size == last}
         for sample in _read_journal(folder / _JOURNAL, self._dtype):
             if sample.number not in self.finished:  # else a kill came between a shard and its journal
                 self._waiting[sample.number] = sample

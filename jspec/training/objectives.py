@@ -94,6 +94,18 @@ class Bound:
         return jax.tree.map(lambda _: "draft", trained)
 
 
+class Recipe(Protocol):
+    """Settings of one kind of training: a frozen dataclass, registered by kind."""
+
+    def build(self, target: types.Target, vocabulary: Vocabulary) -> Objective:
+        """Resolve what depends on the target.
+
+        Raises:
+          ValueError: the settings, the target and the vocabulary do not fit.
+        """
+        ...
+
+
 class Objective(Protocol):
     """A recipe that knows its target: frozen and hashable, a static argument of the training step.
 
