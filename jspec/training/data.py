@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import pathlib
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -266,7 +267,7 @@ def _read_shards(folder: pathlib.Path) -> Iterator[Sample]:
         try:
             with np.load(path, allow_pickle=False) as stored:
                 numbers, ends, tokens, roles = (stored[key] for key in ("numbers", "ends", "tokens", "roles"))
-        except (ValueError, KeyError, OSError, EOFError) as error:
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is damaged: {error}") from error
         starts = np.concatenate([[0], ends[:-1]])
         for number, start, end in zip(numbers.tolist(), starts, ends):

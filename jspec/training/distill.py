@@ -100,7 +100,13 @@ class Distill:
                     f"{target.model.config.vocab_size}: their laws cannot be compared"
                 )
         return BoundDistill(
-            config, self.reference, self.layers is not None, self.divergence, self.depths, self.on_policy, self.temperature
+            config,
+            self.reference,
+            self.layers is not None,
+            self.divergence,
+            self.depths,
+            self.on_policy,
+            self.temperature,
         )
 
 

@@ -77,9 +77,7 @@ class Eagle:
         config = eagle_drafter.like_target(target, self.version, size)
         if self.version == 1:
             config = dataclasses.replace(config, own_head=False, input_norm=self.input_norm)
-        layers = eagle_drafter.resolve_feature_layers(
-            config, self.feature_layers, target.model.config.num_layers
-        )
+        layers = eagle_drafter.resolve_feature_layers(config, self.feature_layers, target.model.config.num_layers)
         if self.version == 3:
             config = dataclasses.replace(config, feature_layers=layers)
         first = self.version == 1
@@ -188,5 +186,3 @@ class BoundEagle(objectives.Bound):
         if config.version == 1:
             config = dataclasses.replace(config, vocab_size=config.layer.vocab_size)
         eagle_files.save(heads_lib.EagleHead(params, config), target, folder, base_model=base_model)
-
-

@@ -13,8 +13,8 @@ import numpy as np
 from jspec import types
 from jspec.drafters import draft_vocabulary
 from jspec.models import transformer
-from jspec.training import losses, views
 from jspec.training import data as data_lib
+from jspec.training import losses, views
 
 REGISTRY: dict[str, type] = {}
 

@@ -167,14 +167,10 @@ def optimizer(settings: Settings, objective: objectives.Objective) -> optax.Grad
     rates = {
         "draft": adam(schedule(settings)),
         "target": adam(
-            schedule(
-                settings, fraction=settings.target_rate, starts=settings.target_starts // settings.accumulate
-            )
+            schedule(settings, fraction=settings.target_rate, starts=settings.target_starts // settings.accumulate)
         ),
     }
-    steps = optax.chain(
-        optax.clip_by_global_norm(settings.clip), optax.partition(rates, objective.learning_rates)
-    )
+    steps = optax.chain(optax.clip_by_global_norm(settings.clip), optax.partition(rates, objective.learning_rates))
     return optax.MultiSteps(steps, settings.accumulate).gradient_transformation()
 
 

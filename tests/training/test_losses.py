@@ -1,0 +1,63 @@
+"""Losses beside plain NumPy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.training import losses
+
+rng = np.random.default_rng(0)
+FULL = np.log(rng.dirichlet(np.ones(6), 5))  # the target's laws over six tokens
+DRAFT = np.log(rng.dirichlet(np.ones(4), 5))  # the draft's over the first four
+
+
+def _by_hand(kind, target, draft):
+    p, q = np.exp(target), np.exp(draft)
+    if kind == "tv":
+        return 1 - np.minimum(p, q).sum(-1)
+    p = p / p.sum(-1, keepdims=True)
+    kl = lambda a, b: (a * np.log(a / b)).sum(-1)
+    middle = (p + q) / 2
+    return {"forward_kl": kl(p, q), "reverse_kl": kl(q, p), "jsd": (kl(p, middle) + kl(q, middle)) / 2}[kind]
+
+
+@pytest.mark.parametrize("kind", ["forward_kl", "reverse_kl", "jsd", "tv"])
+def test_divergences(kind):
+    found = losses.divergence(kind, jnp.asarray(FULL[:, :4], jnp.float32), jnp.asarray(DRAFT, jnp.float32))
+    np.testing.assert_allclose(found, _by_hand(kind, FULL[:, :4], DRAFT), rtol=1e-5)
+    same = losses.divergence(kind, jnp.asarray(DRAFT), jnp.asarray(DRAFT))
+    np.testing.assert_allclose(same, 0, atol=1e-6)
+
+
+def test_an_unknown_divergence_is_refused():
+    with pytest.raises(ValueError, match="unknown divergence 'kl'"):
+        losses.divergence("kl", FULL[:, :4], DRAFT)
+
+
+def test_smooth_l1():
+    found = losses.smooth_l1(jnp.array([[0.0, 2.0, -3.0]]), jnp.array([[0.5, 2.0, 1.0]]))
+    np.testing.assert_allclose(found, [(0.125 + 0 + 3.5) / 3])
+
+
+def test_an_empty_mask_gives_zero_and_a_finite_gradient():
+    def loss(x):
+        return losses.masked_mean(-jax.nn.log_softmax(x)[..., 0], jnp.zeros(3, bool))
+
+    value, gradient = jax.value_and_grad(loss)(jnp.ones((3, 4)))
+    assert value == 0 and (gradient == 0).all()
+
+
+def test_depths_count_chains():
+    agree = [jnp.array([[True, True, False, True]]), jnp.array([[True, False, True, True]])]
+    overlaps = [jnp.full((1, 4), 0.5), jnp.full((1, 4), 0.25)]
+    masks = [jnp.array([[True, True, True, False]]), jnp.array([[True, True, False, False]])]
+    depths = losses.Depths.of(agree, overlaps, masks)
+    assert depths.places.tolist() == [3, 2]
+    assert depths.agree.tolist() == [2, 1]
+    assert depths.chain.tolist() == [2, 1]
+    assert depths.overlap.tolist() == [1.5, 0.5]
+    assert (depths + depths).rates() == depths.rates()
+    assert depths.rates()["accuracy"] == [0.666667, 0.5]
