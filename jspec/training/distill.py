@@ -1,8 +1,8 @@
 """Distilling a standard draft (DistillSpec, Zhou et al., arXiv:2310.08461).
 
 The draft is a small model of its own; it learns to say what the target says at every answer token. The divergence is a
-choice (`losses.divergence`): the total variation is the rate of rejection itself. On-policy batches hold the draft's own
-continuations instead of the target's, so that it learns where it goes wrong when left alone.
+choice (`losses.divergence`): the total variation is the rate of rejection itself. On-policy batches hold the draft's
+own continuations instead of the target's, so that it learns where it goes wrong when left alone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from jspec.drafters import standard as standard_drafter
 from jspec.models import config as model_config
 from jspec.models import layers, transformer
 from jspec.training import data, losses, objectives
+from jspec.weights import huggingface_export
 
 # Parameters that are the target's when the draft starts as its first layers, and stay so.
 SHARED = ("embed", "head")
@@ -210,5 +211,10 @@ class BoundDistill(objectives.Bound):
         return target, *standard_drafter.bind(topology_lib.chain(gamma), target, model, ids)
 
     def save(self, target: types.Target, draft: objectives.Draft, folder: str | os.PathLike, base_model: str) -> None:
-        """A Hugging Face folder."""
-        raise NotImplementedError
+        """A Hugging Face folder; the target's embedding goes with it, so that it is a model to everybody."""
+        finished = dataclasses.replace(
+            target,
+            model=self.model(target.model, draft.trained),
+            provenance=types.Provenance(f"a draft for {base_model}"),
+        )
+        huggingface_export.save_huggingface(finished, folder, target_sha256=target.provenance.sha256)

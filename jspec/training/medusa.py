@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 from typing import Literal
 
 import jax
@@ -24,7 +25,7 @@ from jspec.drafters import medusa as medusa_drafter
 from jspec.models import heads as heads_lib
 from jspec.models import layers, transformer
 from jspec.training import data, losses, objectives, views
-from jspec.weights import medusa_files
+from jspec.weights import huggingface_export, medusa_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,5 +185,10 @@ class BoundMedusa(objectives.Bound):
         return target, *medusa_drafter.bind(topology_lib.chain(gamma), target, self.heads(draft), ids)
 
     def save(self, target: types.Target, draft: objectives.Draft, folder: str | os.PathLike, base_model: str) -> None:
-        """The released layout of `medusa_files`."""
-        medusa_files.save(self.heads(draft), self.target(target, draft), folder, base_model=base_model)
+        """The released layout of `medusa_files`; beside it, `target`: what Medusa-2 made of the target, as a folder."""
+        own = self.target(target, draft)
+        if self.joint is not None:
+            beside = pathlib.Path(folder).with_name("target")
+            huggingface_export.save_huggingface(own, beside)
+            base_model = str(beside)
+        medusa_files.save(self.heads(draft), own, folder, base_model=base_model)

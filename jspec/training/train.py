@@ -237,10 +237,9 @@ class Trainer:
           ValueError: data, recipe and target do not fit together.
         """
         data.check_disjoint(train, held_out)
-        if settings.length > target.model.config.max_positions:
-            raise ValueError(
-                f"length {settings.length} is more than the {target.model.config.max_positions} tokens the target follows"
-            )
+        limit = target.model.config.max_positions
+        if settings.length > limit:
+            raise ValueError(f"length {settings.length} is more than the {limit} tokens the target follows")
         self.target, self.settings = target, settings
         self.vocabulary = objectives.Vocabulary.of(target, draft_ids)
         self.objective: objectives.Objective = recipe.build(target, self.vocabulary)

@@ -39,7 +39,7 @@ def test_label_pairs_of_seven_tokens_equal_a_double_loop():
         expected = np.zeros((2, 7), bool)
         for row, members in enumerate(rows):
             places = [(member, i) for member in members for i in range(len(member.tokens))]
-            for t, (member, i) in enumerate(places):
+            for t, (member, _) in enumerate(places):
                 for other, (label, j) in enumerate(places):
                     if other == t + ahead and label is member:
                         expected[row, t] = member.roles[j] == data.ANSWER

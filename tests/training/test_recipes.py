@@ -1,0 +1,235 @@
+"""Every recipe learns what can be learned, its gradient is that of its loss, and what it learned decodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import generation, types
+from jspec.training import Distill, Eagle, Medusa, distill, medusa, objectives, train, vocabulary
+from tests import checkpoints, tiny
+from tests import training_samples as make
+
+pytestmark = pytest.mark.usefixtures("small_programs", "few_programs")
+
+SIZE = 16  # of the cycle
+CONFIG = checkpoints.with_options(num_layers=3, vocab_size=72)  # 64 is the size of other things too
+SETTINGS = train.Settings(
+    steps=120, rows=8, length=28, learning_rate=0.02, warmup_steps=5, clip=1.0, evaluate_every=120
+)
+LAYERS = (0, 1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A recipe, and how many tokens its draft vocabulary has (None: all)."""
+
+    recipe: object
+    vocabulary: int | None = None
+
+
+CASES = {
+    "eagle 3": Case(Eagle(version=3, steps=3, feature_layers=LAYERS), 20),
+    "eagle 3, random start": Case(Eagle(version=3, steps=2, feature_layers=LAYERS, start="random")),
+    "eagle 1": Case(Eagle(version=1, steps=2)),
+    "eagle 1, reduced": Case(Eagle(version=1, noise=0.0, distillation=1.0, input_norm=False), 20),
+    "medusa": Case(Medusa(num_heads=2), 20),
+    "medusa, own matrices": Case(Medusa(num_heads=2, own_heads=True, labels="target"), 20),
+    "medusa 2": Case(Medusa(num_heads=2, joint=medusa.Joint(heads=1.0))),
+    "distill": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32)), 20),
+    "distill, reverse": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="reverse_kl")),
+    "distill, jsd": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="jsd")),
+    "distill, tv, on policy": Case(
+        Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="tv", on_policy=0.3)
+    ),
+}
+QUICK = ("eagle 3", "medusa", "distill")
+EACH = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
+)
+
+
+@functools.cache
+def target() -> types.Target:
+    """Says the cycle 0, 1, ..., 15, 0, ... whatever came before."""
+    return tiny.bigram(tiny.successor(size=SIZE), CONFIG)
+
+
+@functools.cache
+def trainer(name: str) -> train.Trainer:
+    case = CASES[name]
+    samples = make.cycles(64, SIZE)
+    held_out = make.cycles(8, SIZE, prompt=3, seed=1)
+    ids = None if case.vocabulary is None else vocabulary.frequent(samples, case.vocabulary, target())
+    return train.Trainer(target(), case.recipe, SETTINGS, samples, held_out, draft_ids=ids)
+
+
+@functools.cache
+def trained(name: str) -> train.State:
+    state = trainer(name).start()
+    for _ in range(SETTINGS.steps):
+        state, _ = trainer(name).step(state)
+    return state
+
+
+@functools.cache
+def loss_of(name: str):
+    """`trained, batch -> loss`, without noise."""
+    run = trainer(name)
+
+    @jax.jit
+    def loss(trained, batch, view):
+        draft = objectives.Draft(trained, run.vocabulary)
+        return run.objective.loss(types.Params(target().model, draft), batch, view, None)[0]
+
+    return loss
+
+
+@EACH
+def test_a_repeating_sequence_is_learned_and_every_draft_accepted(name):
+    run, state = trainer(name), trained(name)
+    depths = run.evaluate(state).depths
+    np.testing.assert_array_equal(depths.agree, depths.places)
+    assert (depths.places > 0).all()
+    gamma = 2 if "medusa" in name else 3
+    sped_up, bound, params = run.objective.bind(target(), run.draft(state), gamma)
+    prompts = [[3, 4], [9, 10, 11], [15, 0]]
+    generated = generation.generate(sped_up, prompts, drafter=(bound, params), max_new_tokens=21)
+    assert generated.tokens == [[(prompt[-1] + 1 + i) % SIZE for i in range(21)] for prompt in prompts]
+    assert generated.statistics.alpha == 1.0
+    # 20 tokens behind prefill's, gamma + 1 a round, the last cut short by the budget.
+    rounds = -(-20 // (gamma + 1))
+    assert generated.statistics.target_calls == 3 * rounds
+
+
+@EACH
+def test_gradients_are_those_of_the_loss(name):
+    """Central differences at the weight that matters most."""
+    run, loss = trainer(name), loss_of(name)
+    batch = run.train.take(np.arange(4))
+    view = run.view(batch)
+    # Near the start of training: a trained draft's gradient is nothing but rounding.
+    start = jax.tree.map(
+        lambda leaf: leaf + 0.02 * jax.random.normal(jax.random.key(1), leaf.shape), run.start().trained
+    )
+    gradient = jax.grad(loss)(start, batch, view)
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+    leaves, treedef = jax.tree.flatten(gradient)
+    largest = max(range(len(leaves)), key=lambda i: float(jnp.abs(leaves[i]).max()))
+    place = np.unravel_index(int(jnp.abs(leaves[largest]).argmax()), leaves[largest].shape)
+    step = 3e-3
+
+    def moved(by):
+        flat = jax.tree.leaves(start)
+        flat[largest] = flat[largest].at[place].add(by)
+        return float(loss(jax.tree.unflatten(treedef, flat), batch, view))
+
+    difference = (moved(step) - moved(-step)) / (2 * step)
+    np.testing.assert_allclose(float(leaves[largest][place]), difference, rtol=0.03)
+
+
+@EACH
+def test_a_row_without_labels_adds_nothing(name):
+    run, loss = trainer(name), loss_of(name)
+    start = run.start().trained
+    with_empty, empty = run.train.take(np.array([0, 1, -1, 2])), run.train.take(np.full(4, -1))
+    twice = run.train.take(np.array([0, 1, 1, 2]))
+    # The same rows, the third marked as no answer.
+    silent = twice.replace(answer=twice.answer.at[2].set(False))
+    values = [loss(start, batch, run.view(batch)) for batch in (with_empty, silent)]
+    np.testing.assert_allclose(*values, rtol=1e-5)
+    nothing, gradient = jax.value_and_grad(loss)(start, empty, run.view(empty))
+    if "medusa 2" not in name:
+        assert nothing == 0
+    assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(gradient))
+
+
+@EACH
+def test_the_target_is_frozen(name):
+    before = jax.tree.map(np.array, target().model.params)
+    trained(name)
+    jax.tree.map(np.testing.assert_array_equal, before, target().model.params)
+
+
+@pytest.mark.parametrize("name", ["eagle 3", "medusa", "distill"])
+def test_a_reduced_vocabulary_never_forms_full_logits(name):
+    """No array of the loss and its gradient has the full vocabulary beside batch and length."""
+    run = trainer(name)
+    batch = run.train.take(np.arange(4))
+    view = run.view(batch)
+    draft = run.start().trained
+    text = jax.jit(jax.grad(loss_of(name).__wrapped__)).lower(draft, batch, view).as_text()
+    vocab_size, reduced = CONFIG.vocab_size, CASES[name].vocabulary
+    rows, length = batch.tokens.shape
+    assert f"{rows}x{length}x{reduced}xf32" in text or f"{rows * length}x{reduced}xf32" in text
+    assert f"{length}x{vocab_size}xf32" not in text
+    assert f"{rows * length}x{vocab_size}xf32" not in text
+
+
+def test_labels_outside_the_vocabulary_carry_no_loss():
+    """A text of tokens that the draft cannot say teaches nothing, and counts as missed."""
+    samples = make.cycles(16, SIZE)
+    recipe, few = Medusa(num_heads=1), np.arange(20, 40)
+    run = train.Trainer(target(), recipe, SETTINGS, samples, make.cycles(8, SIZE, prompt=3, seed=1), draft_ids=few)
+    evaluation = run.evaluate(run.start())
+    assert evaluation.loss == 0
+    assert evaluation.depths.agree == 0 and evaluation.depths.places > 0
+
+
+# Settings that do not fit.
+
+
+@pytest.mark.parametrize(
+    "recipe, message",
+    [
+        (lambda: Eagle(version=3), "feature layers 2, 1, 0 of a target of 3 layers collide"),
+        (lambda: Eagle(version=3, feature_layers=(0, 1, 7)), "7 is not between 0 and 2"),
+        (lambda: Eagle(version=3, feature_layers=(0, 1)), "the head fuses 3"),
+        (lambda: Distill(layers=9), "layers 9 is not between 1 and the target's 3"),
+        (lambda: Distill(random=distill.RandomDraft(width=30)), "width 30 is not a multiple of num_heads 4"),
+    ],
+)
+def test_recipes_that_do_not_fit_the_target(recipe, message):
+    samples, held_out = make.cycles(16, SIZE), make.cycles(8, SIZE, prompt=3, seed=1)
+    with pytest.raises(ValueError, match=message):
+        train.Trainer(target(), recipe(), SETTINGS, samples, held_out)
+
+
+@pytest.mark.parametrize(
+    "make_recipe, message",
+    [
+        (lambda: Eagle(steps=0), "steps 0 is below 1"),
+        (lambda: Eagle(regression=0.0, distillation=0.0), "nothing is learned"),
+        (lambda: Eagle(noise=-1.0), "noise -1.0 is below 0"),
+        (lambda: Medusa(num_heads=0), "num_heads 0 is below 1"),
+        (lambda: medusa.Joint(heads=0.0), "joint.heads 0.0 is not above 0"),
+        (lambda: Distill(), "exactly one"),
+        (lambda: Distill(layers=1, on_policy=2.0), "on_policy 2.0 is not between 0 and 1"),
+        (lambda: train.Settings(steps=10, accumulate=4), "accumulate 4 does not divide steps 10"),
+        (lambda: train.Settings(learning_rate=0.0), "learning_rate 0.0 is not above 0"),
+        (lambda: train.Settings(clip=-1.0), "clip -1.0 is not above 0"),
+    ],
+)
+def test_bad_settings(make_recipe, message):
+    with pytest.raises(ValueError, match=message):
+        make_recipe()
+
+
+def test_medusa_2_needs_the_whole_vocabulary():
+    samples, held_out = make.cycles(16, SIZE), make.cycles(8, SIZE, prompt=3, seed=1)
+    with pytest.raises(ValueError, match="leave vocabulary out"):
+        train.Trainer(target(), Medusa(joint=medusa.Joint()), SETTINGS, samples, held_out, draft_ids=np.arange(20))
+
+
+def test_frequent_tokens_come_first_and_stop_ids_always():
+    samples = [make.sample(0, [9, 9, 9], [5, 5, 7, 3, 3, 3])]
+    stops = dataclasses.replace(target(), stop_ids=(60,))
+    assert vocabulary.frequent(samples, 4, stops).tolist() == [60, 3, 5, 7]
+    assert vocabulary.coverage(np.array([3, 5]), samples) == 5 / 6
+    with pytest.raises(ValueError, match="vocabulary size 73 is not between 1 and 72"):
+        vocabulary.frequent(samples, 73, target())
