@@ -158,10 +158,12 @@ class Provenance:
 
     reference: as the user wrote it.
     sha256:    of the file, or of the files in order; None for weights that never were a file.
+    trained_for: of a draft, the sha256 of the target it was trained for; None if it does not say.
     """
 
     reference: str
     sha256: str | None = None
+    trained_for: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
