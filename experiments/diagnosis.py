@@ -18,6 +18,7 @@ PAYS = 1.05  # below that, a predicted gain is within what the clocks of a share
 # stale draft has learned as well, reach up to about a fifth (Leviathan et al. 2023, table 3).
 NEAR_CHANCE = 0.2
 COVERED = 0.9  # share of the target's tokens in the draft vocabulary; the rest can never be accepted
+SLOW_PASS = 1.3  # steps; a pass that takes fewer is not to blame when a round emits hardly more than one token
 DISTURBED = 0.25  # prediction and measurement that differ by more than this share were not taken under equal conditions
 MIN_ROUNDS = 20  # in each half of the answers, before a decay is looked for
 
@@ -229,13 +230,13 @@ def _too_slow(method: Method, expected: Forecast) -> str:
     if expected.speedups[-1] >= PAYS:
         return ""
     tokens, verify, draft = expected.tokens[-1], expected.verify[-1], expected.draft[-1]
-    if verify >= tokens:
+    if verify >= max(tokens, SLOW_PASS):
         return (
             f"Verifying is too slow here: a pass over {expected.nodes[-1]:g} nodes takes {verify:.2f} steps and a "
             f"round emits {tokens:.2f} tokens, so not even free drafts would pay"
         )
     first = expected.acceptance[0]
-    if method.unit == "gamma" and expected.draft[1] >= first:
+    if method.unit == "gamma" and expected.draft[1] > first:
         return (
             f"The draft is too slow: one call costs {expected.draft[1]:.2f} steps and its first draft stands in "
             f"{first:.0%} of rounds, so no gamma pays"

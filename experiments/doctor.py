@@ -159,7 +159,9 @@ def pair_up(drafter: types.Drafter, target: types.Target) -> Pair:
     if bound.max_depth == 0:
         raise ValueError(f"drafter {drafter.kind} proposes nothing with these settings; there is nothing to examine")
     by_call = isinstance(bound, standard.BoundStandard | eagle.BoundEagle)
-    words = f"the draft ({settings.describe_draft(draft)})" if draft is not None else drafter.kind
+    words = drafter.kind if draft is None else f"the draft ({settings.describe_draft(draft)})"
+    if draft is not None and reference is None:
+        words += ", which nobody trained to draft,"
     method = diagnosis.Method(by_call, bound.proposes_chains, reference is not None, words)
     return Pair(bound, params, method, tuple(findings))
 

@@ -89,6 +89,9 @@ def test_what_is_too_slow_is_named(changes, words):
     assert finding.status == "warning" and words in finding.text
     assert words in diagnosis.verdict(method, expected, None, "cpu", [finding])
     assert diagnosis.prices(CHAIN, forecast(), STEP, PASSES).status == "ok"
+    # A pass that hardly costs more than a step is not to blame when nothing is accepted.
+    nothing = summary([[0, 0, 0, 0]] * 4)
+    assert diagnosis.prices(CHAIN, forecast(found=nothing, verify=11e-3, draft=0.0), STEP, PASSES).status == "ok"
 
 
 def test_coverage_of_a_draft_vocabulary():

@@ -45,8 +45,8 @@ def with_sha256(sha256: str | None, random=settings.RandomModel()) -> types.Targ
 
 
 def test_a_draft_that_is_the_target(capsys):
-    """The debug config with all layers of the target: every draft stands, and costs as much as what it saves."""
-    code, document, findings, out, _ = run(capsys, "run.folder=out", "drafter.draft.layers=2")
+    """The debug config with a target of one layer, all of which draft: every draft stands."""
+    code, document, findings, out, _ = run(capsys, "run.folder=out", "target.random.num_layers=1")
     assert code == 0
     assert document["acceptance"]["alpha"] == 1.0 and set(document["forecast"]["acceptance"]) == {1.0}
     assert document["forecast"]["tokens"] == [1, 2, 3, 4] and document["forecast"]["nodes"] == [1, 2, 3, 4]
@@ -59,8 +59,16 @@ def test_a_draft_that_is_the_target(capsys):
     assert {"run": "out", **stored} == document
     text = pathlib.Path("out/doctor.md").read_text()
     assert document["verdict"] in text and "| gamma | nodes | accepted |" in text
-    # Examining again finds the folder and replaces the report.
     assert pathlib.Path("out/config.yaml").exists()
+
+
+@pytest.mark.slow
+def test_debug_config_twice(capsys):
+    for _ in range(2):  # the second time finds the folder and replaces the report
+        code, document, findings, _, _ = run(capsys, "run.folder=out")
+        assert code == 0 and not any(finding["status"] == "fault" for finding in document["findings"])
+        assert document["acceptance"]["alpha"] < 1 and findings["target"]["status"] == "ok"
+        assert {"run": "out", **json.loads(pathlib.Path("out/doctor.json").read_text())} == document
 
 
 @pytest.mark.slow
