@@ -42,7 +42,16 @@ _OWN_CODE = tuple(pathlib.Path(file).resolve().parent for file in (jspec.__file_
 
 
 class RunFailed(Exception):
-    """What was measured shows that something is wrong. One line on stderr and exit code 1."""
+    """What was measured shows that something is wrong. One line on stderr and exit code 1.
+
+    Args:
+      message: that line.
+      document: printed all the same, as the last line of stdout.
+    """
+
+    def __init__(self, message: str, document: Mapping[str, Any] | None = None):
+        super().__init__(message)
+        self.document = document
 
 
 def run(
@@ -70,8 +79,7 @@ def run(
             config_lib.load(config_class, args.config, args.overrides, registries), args.config, registries
         )
         _keep_compiled_programs()
-        document = main(config)
-        print(json.dumps(document, allow_nan=False), flush=True)
+        _print_document(main(config))
         return 0
     except KeyboardInterrupt:
         folder = getattr(getattr(config, "run", None), "folder", None)
@@ -79,6 +87,8 @@ def run(
         print(f"interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except RunFailed as error:
+        if error.document is not None:
+            _print_document(error.document)
         print(f"failed: {error}", file=sys.stderr)
         return FAILED
     except (ValueError, OSError, ImportError) as error:
@@ -86,6 +96,10 @@ def run(
             raise
         print(f"error: {_message(error)}", file=sys.stderr)
         return USER_ERROR
+
+
+def _print_document(document: Mapping[str, Any]) -> None:
+    print(json.dumps(document, allow_nan=False), flush=True)
 
 
 def show(results: Sequence[records.Record]) -> None:

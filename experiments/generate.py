@@ -9,7 +9,6 @@ accepted block, or plainly decoded. The statistics follow; the last line is JSON
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 import rich.console
 import rich.text
 
-from experiments import cli, settings
+from experiments import cli, records, settings
 from jspec import decode, drafters, generation, types
 from jspec import sampling as sampling_lib
 
@@ -75,7 +74,7 @@ def main(config: Generate) -> dict:
         **vars(config.filters),
     )
     result, first, speed = _show(pieces)
-    statistics = {key: _plain(value) for key, value in dataclasses.asdict(result.statistics).items()}
+    statistics = records.plain(dataclasses.asdict(result.statistics))
     statistics |= {
         "first_token_seconds": first,
         "tokens_per_second": speed,
@@ -108,12 +107,6 @@ def _show(blocks: Iterator) -> tuple[generation.Generation, float, float | None]
     console.print(f"\n\ntokens: {legend}")
     timed, seconds = sum(counts[2:]), landed[-1] - landed[min(1, len(landed) - 1)]
     return block, landed[0] - start, timed / seconds if timed else None
-
-
-def _plain(value):
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 if __name__ == "__main__":

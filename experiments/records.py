@@ -102,7 +102,7 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; NaN, which JSON does not have, becomes None."""
-        content = _plain(dataclasses.asdict(self))
+        content = plain(dataclasses.asdict(self))
         if self.speedup_ci is not None and None in content["speedup_ci"]:
             content["speedup_ci"] = None
         return content
@@ -120,11 +120,12 @@ class Record:
 _NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Data for `json.dumps`: tuples as lists, and None for what JSON does not have (NaN, infinities)."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

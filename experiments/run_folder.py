@@ -73,6 +73,13 @@ def environment() -> dict[str, Any]:
     }
 
 
+def device_name(environment: Mapping[str, Any]) -> str:
+    """The device of an `environment`, as records name it."""
+    if environment["platform"] == "cpu":
+        return f"{environment['device']} ({environment['cores']} cores)"
+    return f"{environment['device']} x {environment['num_devices']}"
+
+
 class RunFolder:
     """An open run folder. Made by `open_folder`.
 

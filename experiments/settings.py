@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -165,6 +165,13 @@ def check_references(target: TargetSettings, *drafters: types.Drafter) -> None:
         reference = getattr(settings, "reference", None)
         if reference is not None:
             references.check(reference, settings.sha256)
+
+
+def describe_draft(draft: Any) -> str:
+    """Where a draft comes from; drafters have their own settings for that."""
+    if getattr(draft, "layers", None) is not None:
+        return f"first {draft.layers} layers of the target"
+    return draft.reference if draft.reference is not None else "random weights"
 
 
 def load_target(settings: TargetSettings) -> types.Target:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jspec import decode, timing, types, verify
+from jspec import tree as tree_lib
 
 
 class Costs(NamedTuple):
@@ -115,6 +117,14 @@ class Part:
         )
         return self._outputs
 
+    def forward_chain(self, num_nodes: int) -> types.Outputs:
+        """The bare target pass over a chain of so many nodes, whatever they say: what it costs depends on their number
+        alone."""
+        batch = self._state.length.shape[0]
+        tree = tree_lib.chain(jnp.zeros(batch, jnp.int32), jnp.zeros((batch, num_nodes - 1), jnp.int32))
+        outputs, _ = _forward_jit(self._program.params.target, self._state, tree, feature_layers=())
+        return outputs
+
     def update(self):
         """What the drafter learns from the last `forward`, as if no draft had been accepted."""
         program, state = self._program, self._state
@@ -138,3 +148,14 @@ def measure(parts: dict[str, Part], rounds: int = 10) -> dict[str, Costs]:
             for call, times in zip((parts[name].verify, parts[name].draft), seconds[name]):
                 times.append(timing.timed(call)[1])
     return {name: Costs(*(statistics.median(times[1:]) for times in both)) for name, both in seconds.items()}
+
+
+def measure_passes(part: Part, sizes: Iterable[int], rounds: int = 10) -> dict[int, float]:
+    """Median seconds of the bare target pass by its number of nodes, in turns.
+
+    Args:
+      part: of any method, for its state.
+      sizes: numbers of nodes.
+      rounds: timed passes of each, after one that compiles.
+    """
+    return timing.median(timing.interleave({n: functools.partial(part.forward_chain, n) for n in sizes}, rounds))

@@ -158,7 +158,7 @@ class Provenance:
 
     reference: as the user wrote it.
     sha256:    of the file, or of the files in order; None for weights that never were a file.
-    trained_for: sha256 of the model that a draft was trained for, where its file says so.
+    trained_for: of a draft, the sha256 of the target it was trained for; None if it does not say.
     """
 
     reference: str

@@ -75,11 +75,13 @@ class EagleDraft:
     reference: load it (see `weights.references`).
     sha256:    expected of the referenced file.
     random:    random weights.
+    force:     load it though it was trained for another target.
     """
 
     reference: str | None = None
     sha256: str | None = None
     random: RandomEagle | None = None
+    force: bool = False
 
     def __post_init__(self):
         base.check_one_source(reference=self.reference, random=self.random)
@@ -156,7 +158,8 @@ class Eagle:
         if self.draft is None:
             raise ValueError("draft is not given: set draft.reference or draft.random")
         if self.draft.random is None:
-            return eagle_files.load(self.draft.reference, target, sha256=self.draft.sha256)
+            draft = self.draft
+            return eagle_files.load(draft.reference, target, sha256=draft.sha256, force=draft.force)
         random = self.draft.random
         if random.vocab_size is not None and not 1 <= random.vocab_size <= target.model.config.vocab_size:
             raise ValueError(f"vocab_size {random.vocab_size} is not between 1 and {target.model.config.vocab_size}")

@@ -48,11 +48,13 @@ class MedusaDraft:
     reference: load them (see `weights.references`).
     sha256:    expected of the referenced file.
     random:    random weights.
+    force:     load them though they were trained for another target.
     """
 
     reference: str | None = None
     sha256: str | None = None
     random: RandomMedusa | None = None
+    force: bool = False
 
     def __post_init__(self):
         base.check_one_source(reference=self.reference, random=self.random)
@@ -93,7 +95,8 @@ class Medusa:
         if self.draft is None:
             raise ValueError("draft is not given: set draft.reference or draft.random")
         if self.draft.random is None:
-            return medusa_files.load(self.draft.reference, target, sha256=self.draft.sha256)
+            draft = self.draft
+            return medusa_files.load(draft.reference, target, sha256=draft.sha256, force=draft.force)
         random, config = self.draft.random, target.model.config
         vocab_size = config.vocab_size if random.own_heads else None
         shape = heads_lib.MedusaConfig(random.num_heads, random.num_layers, config.width, vocab_size)

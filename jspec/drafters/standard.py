@@ -28,7 +28,7 @@ from jspec import tree as tree_lib
 from jspec import types
 from jspec.drafters import base, draft_vocabulary, growth
 from jspec.models import transformer
-from jspec.weights import load, tokenizer
+from jspec.weights import load, pairing, tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +38,13 @@ class Draft:
     layers:    use the first layers of the target, with the target's final norm and head.
     reference: load a model (see `weights.references`).
     sha256:    expected of the referenced file.
+    force:     load it though it was trained for another target.
     """
 
     layers: int | None = None
     reference: str | None = None
     sha256: str | None = None
+    force: bool = False
 
     def __post_init__(self):
         base.check_one_source(layers=self.layers, reference=self.reference)
@@ -69,6 +71,11 @@ class Standard:
     def __post_init__(self):
         base.check_count("gamma", self.gamma, 0)  # 0 is plain decoding
 
+    @property
+    def topology(self) -> topology_lib.Topology:
+        """Of the proposals."""
+        return topology_lib.chain(self.gamma) if self.tree is None else self.tree.topology
+
     def build(self, target: types.Target, *, draft: types.Target | None = None) -> tuple[BoundStandard, dict[str, Any]]:
         """See `types.Drafter`.
 
@@ -87,9 +94,9 @@ class Standard:
         elif self.draft.layers is not None:
             model = transformer.first_layers(target.model, self.draft.layers)
         else:
-            model = load_draft(self.draft.reference, target, sha256=self.draft.sha256).model
-        topology = topology_lib.chain(self.gamma) if self.tree is None else self.tree.topology
-        return bind(topology, target, model, self.vocabulary and self.vocabulary.load(target))
+            given = self.draft
+            model = load_draft(given.reference, target, sha256=given.sha256, force=given.force).model
+        return bind(self.topology, target, model, self.vocabulary and self.vocabulary.load(target))
 
 
 def bind(
@@ -122,19 +129,21 @@ def bind(
     return BoundStandard(topology, vocab_size, model.config.max_positions), params
 
 
-def load_draft(reference: str, target: types.Target, *, sha256: str | None = None) -> types.Target:
+def load_draft(reference: str, target: types.Target, *, sha256: str | None = None, force: bool = False) -> types.Target:
     """Load a draft model for a target.
 
     Args:
       reference: see `weights.references`.
       target: the model to speed up; the draft is loaded in its dtype.
       sha256: expected of the file.
+      force: load it although it says that it was trained for another target (`weights.pairing`).
 
     Raises:
-      ValueError: the reference or the files are bad, or the vocabularies differ.
+      ValueError: the reference or the files are bad, the vocabularies differ, or it was trained for another target.
     """
     draft = load.load_target(reference, sha256=sha256, dtype=target.model.dtype)
     check_vocabulary(target, draft)
+    pairing.check_trained_for(draft.provenance.trained_for, target, reference, force)
     return draft
 
 

@@ -29,7 +29,7 @@ from jspec import cache as kv
 from jspec import types
 from jspec.models import heads as heads_lib
 from jspec.models import transformer
-from jspec.weights import assembly, eagle_configs, families, head_files, references
+from jspec.weights import assembly, eagle_configs, families, head_files, pairing, references
 
 _HEAD, _OFFSETS, _MARKS = "lm_head.weight", "d2t", "t2d"
 _LEGACY_NORMS = ("low", "mid", "high")
@@ -91,13 +91,16 @@ def _parts(config: heads_lib.EagleConfig, spelling: _Spelling) -> dict[tuple[str
 # Reading.
 
 
-def load(reference: str, target: types.Target, *, sha256: str | None = None) -> heads_lib.EagleHead:
+def load(
+    reference: str, target: types.Target, *, sha256: str | None = None, force: bool = False
+) -> heads_lib.EagleHead:
     """Load an EAGLE head of any of the layouts above, in the target's dtype.
 
     Args:
       reference: a folder, or a file with config.json beside it; see `references`.
       target: the model it was trained for.
       sha256: expected digest of the file that is read, or of a folder's shards in order.
+      force: load it although it says that it was trained for another target (`pairing`).
 
     Raises:
       ValueError: the reference or a file cannot be read; config.json describes no head that is known, or one for
@@ -110,8 +113,10 @@ def load(reference: str, target: types.Target, *, sha256: str | None = None) -> 
         raise ValueError(f"{where} is missing; an EAGLE head needs it beside its tensors")
     names = {name for name in source.names() if not families.NAMES.ignored.fullmatch(name)}
     spelling = _Spelling.of(names)
-    config = eagle_configs.read(references.read_json(where), _stored(names, spelling), where)
+    content = references.read_json(where)
+    config = eagle_configs.read(content, _stored(names, spelling), where)
     _check_target(config, target, where)
+    pairing.check_trained_for(pairing.recorded(content, where), target, where, force)
     parts = _parts(config, spelling)
     _check_tensors(source, names, parts, config)
     shapes, treedef = jax.tree.flatten_with_path(heads_lib.eagle_shapes(config, target.model.dtype))
@@ -251,7 +256,7 @@ def save(
 
     Args:
       head: the head.
-      target: the model it was trained for.
+      target: the model it was trained for; its sha256 is recorded.
       folder: an empty or no folder, inside an existing one.
       layout: `native` (`midlayer.*`: the released code, vLLM, SGLang, TensorRT-LLM, llama.cpp) or `speculators`
         (`layers.0.*`, EAGLE-3 for vLLM).
@@ -288,7 +293,7 @@ def save(
         content = eagle_configs.native(config, base_model, name_layers=engine != "sglang")
     else:
         content = eagle_configs.speculators(config, base_model)
-    content["torch_dtype"] = np.dtype(head.dtype).name
+    content |= {"torch_dtype": np.dtype(head.dtype).name, **pairing.record(target)}
     expected = _sample_logits(_cast(written, target.model.dtype), target)
 
     def check(work: pathlib.Path) -> None:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.weights import assembly, references, safetensors_files, torch_files
+from jspec.weights import assembly, pairing, references, safetensors_files, torch_files
 
 _TORCH_MODEL = "pytorch_model.bin"
 
@@ -56,6 +56,19 @@ def open_source(reference: str, sha256: str | None, first: Sequence[str] = ()) -
 def config_path(source: assembly.Source) -> pathlib.Path:
     """The config.json that belongs to tensors, whether or not it exists."""
     return (source.path.parent if source.path.is_file() else source.path) / "config.json"
+
+
+def trained_for(reference: str, first: Sequence[str] = ()) -> str | None:
+    """The sha256 of the target that a head's config.json names, or None if it does not say.
+
+    Args:
+      reference, first: as for `open_source`.
+
+    Raises:
+      ValueError: as `open_source`; or what is recorded is no digest.
+    """
+    where = config_path(open_source(reference, None, first))
+    return pairing.recorded(references.read_json(where), where) if where.is_file() else None
 
 
 def read_leaf(source: assembly.Source, parts: Sequence[assembly.Part], leaf: jax.ShapeDtypeStruct) -> jax.Array:

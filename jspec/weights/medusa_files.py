@@ -32,9 +32,9 @@ import numpy as np
 from jspec import types
 from jspec.models import heads as heads_lib
 from jspec.models import transformer
-from jspec.weights import assembly, head_files, references
+from jspec.weights import assembly, head_files, pairing, references
 
-_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PREFIXES = ("medusa_head.", "medusa_heads.")
 _TOKEN_MAP = "token_map"
 
@@ -73,7 +73,12 @@ class _Stored(NamedTuple):
 
 
 def load(
-    reference: str, target: types.Target, *, num_heads: int | None = None, sha256: str | None = None
+    reference: str,
+    target: types.Target,
+    *,
+    num_heads: int | None = None,
+    sha256: str | None = None,
+    force: bool = False,
 ) -> heads_lib.MedusaHeads:
     """Load Medusa heads, in the target's dtype.
 
@@ -82,16 +87,18 @@ def load(
       target: the model they were trained for.
       num_heads: keep the first so many; None keeps all.
       sha256: expected digest of the file that is read, or of a folder's shards in order.
+      force: load them although they say that they were trained for another target (`pairing`).
 
     Raises:
       ValueError: the reference or a file cannot be read; tensors are unknown, missing or misshapen (all are named),
-        also for this target; more heads are asked for than are stored.
+        also for this target; more heads are asked for than are stored; they were trained for another target.
     """
     if num_heads is not None and num_heads < 1:
         raise ValueError(f"num_heads {num_heads} is below 1")
-    source = head_files.open_source(reference, sha256, _FILES)
+    source = head_files.open_source(reference, sha256, FILES)
     where = head_files.config_path(source)
     content = references.read_json(where) if where.is_file() else {}
+    pairing.check_trained_for(pairing.recorded(content, where), target, where, force)
     names, prefix = _names(source)
     stored = (_vllm if any(name.startswith("blocks.") for name in names) else _plain)(
         source, names, prefix, content, target
@@ -110,7 +117,7 @@ def save(heads: heads_lib.MedusaHeads, target: types.Target, folder: str | os.Pa
 
     Args:
       heads: the heads.
-      target: the model they were trained for.
+      target: the model they were trained for; its sha256 is recorded.
       folder: an empty or no folder, inside an existing one.
       base_model: what config.json calls the target.
 
@@ -132,6 +139,7 @@ def save(heads: heads_lib.MedusaHeads, target: types.Target, folder: str | os.Pa
         "hidden_size": config.width,
         "vocab_size": target.model.config.vocab_size,
         "torch_dtype": np.dtype(heads.params["blocks"].dtype).name,
+        **pairing.record(target),
     }
     tensors = {}
     for name, parts in _parts(_released(config.num_layers), config, config.vocab_size).items():
@@ -143,7 +151,7 @@ def save(heads: heads_lib.MedusaHeads, target: types.Target, folder: str | os.Pa
         found = _sample_logits(load(str(written), target), target)
         head_files.check_logits(found, expected, target.model.dtype, written)
 
-    head_files.write_folder(folder, content, tensors, _FILES[0], check)
+    head_files.write_folder(folder, content, tensors, FILES[0], check)
 
 
 def _sample_logits(heads: heads_lib.MedusaHeads, target: types.Target) -> jax.Array:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import benchmark, cli, greedy_check, records, settings
+from experiments import benchmark, cli, greedy_check, records, runner, settings
 from jspec import generation, metrics
 
 DEBUG = str(pathlib.Path(__file__).parents[2] / "configs" / "debug.yaml")
@@ -38,7 +38,7 @@ def last_line(capsys):
 
 def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
     # Interrupted after the first task: its cells are kept, and the same command finishes the rest.
-    decoded = benchmark._Runner.decode
+    decoded = runner.Runner.decode
     groups = []
 
     def interrupted(self, name, group, temperature, **kwargs):
@@ -47,7 +47,7 @@ def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
             raise KeyboardInterrupt
         return decoded(self, name, group, temperature, **kwargs)
 
-    monkeypatch.setattr(benchmark._Runner, "decode", interrupted)
+    monkeypatch.setattr(runner.Runner, "decode", interrupted)
     assert run("run.folder=out") == cli.INTERRUPTED
     assert "finished cells are kept in out" in capsys.readouterr().err
     kept = pathlib.Path("out/results.jsonl").read_text().splitlines()
@@ -55,7 +55,7 @@ def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
 
     groups.clear()
     monkeypatch.setattr(
-        benchmark._Runner,
+        runner.Runner,
         "decode",
         lambda self, name, group, temperature, **kwargs: (
             groups.append((group.prompts[0].task, temperature)) or decoded(self, name, group, temperature, **kwargs)
@@ -94,10 +94,10 @@ def test_a_prompt_is_sampled_alike_in_any_batch():
     )
     prompts = settings.load_prompts(config.prompts)
     encoded = {prompt: list(prompt.prompt.encode()) for prompt in prompts}
-    both = benchmark._group(prompts, encoded, 256, 0)
-    second = benchmark._group(prompts[1:], encoded, 256, 0)
+    both = runner.group(prompts, encoded, 256, 0)
+    second = runner.group(prompts[1:], encoded, 256, 0)
     assert (jax.random.key_data(both.keys)[1] == jax.random.key_data(second.keys)[0]).all()
-    other = benchmark._group(prompts[1:], encoded, 256, 1)
+    other = runner.group(prompts[1:], encoded, 256, 1)
     assert (jax.random.key_data(other.keys) != jax.random.key_data(second.keys)).any()
 
 
@@ -161,7 +161,7 @@ def test_a_run_with_many_near_ties_fails(make_record, checks, fails):
 
 
 def test_a_method_that_changes_the_text_fails_the_run_and_is_not_recorded(capsys, monkeypatch):
-    decoded = benchmark._Runner.decode
+    decoded = runner.Runner.decode
 
     def spoiled(self, name, group, temperature, *args, **kwargs):
         run = decoded(self, name, group, temperature, *args, **kwargs)
@@ -171,7 +171,7 @@ def test_a_method_that_changes_the_text_fails_the_run_and_is_not_recorded(capsys
             run = dataclasses.replace(run, output=run.output.replace(tokens=tokens))
         return run
 
-    monkeypatch.setattr(benchmark._Runner, "decode", spoiled)
+    monkeypatch.setattr(runner.Runner, "decode", spoiled)
     assert run("run.folder=out", "temperatures=[0.0]") == cli.FAILED
     assert "failed: prompt chat" in capsys.readouterr().err
     kept = [json.loads(line)["method"] for line in pathlib.Path("out/results.jsonl").read_text().splitlines()]
@@ -193,7 +193,7 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
     method = benchmark._methods(config)[0]
     acceptance = jax.tree.map(lambda x: x[None], metrics.from_matches(np.zeros((10, 0), bool)))
     output = python_types.SimpleNamespace(lengths=np.array([2 + 11]), acceptance=acceptance)
-    run = benchmark.Decoded(output, prefill_seconds=100.0, decode_seconds=2.0)
+    run = runner.Decoded(output, prefill_seconds=100.0, decode_seconds=2.0)
     identity = benchmark._Identity(config, target, [method])
     costs = {0.0: {"autoregressive": python_types.SimpleNamespace(verify=0.2, draft=0.0)}}
     record = benchmark._record(config, identity, method, "chat", 0.0, target, [group], {"autoregressive": [run]}, costs)
@@ -230,7 +230,7 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
     ],
 )
 def test_bad_input_is_one_line_before_anything_compiles(capsys, monkeypatch, overrides, message):
-    monkeypatch.setattr(benchmark._Runner, "decode", lambda *args, **kwargs: pytest.fail("must not start"))
+    monkeypatch.setattr(runner.Runner, "decode", lambda *args, **kwargs: pytest.fail("must not start"))
     assert run(*overrides) == cli.USER_ERROR
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and err.startswith("error: ") and message in err

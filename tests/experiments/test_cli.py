@@ -195,6 +195,16 @@ def test_an_interrupted_run_says_where_its_cells_are_and_resumes(script):
     assert json.loads(out)["records"] == [{"task": task} for task in "abc"]
 
 
+def test_a_failed_run_may_print_its_document_all_the_same(script):
+    def main(config, document):
+        raise cli.RunFailed("they do not fit", document)
+
+    code, out, err = script(lambda config: main(config, {"found": 1}), "debug.yaml")
+    assert (code, json.loads(out), err) == (1, {"found": 1}, "failed: they do not fit\n")
+    code, out, err = script(lambda config: main(config, None), "debug.yaml")
+    assert (code, out, err) == (1, "", "failed: they do not fit\n")
+
+
 def test_a_script_without_a_run_folder_is_interrupted_plainly(capsys, tmp_path):
     @dataclasses.dataclass(frozen=True)
     class Plain:

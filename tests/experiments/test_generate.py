@@ -6,11 +6,17 @@ import pathlib
 import jax
 import pytest
 
-from experiments import benchmark, cli, generate, microbench, peers
+from experiments import benchmark, cli, doctor, generate, microbench, peers
 from jspec import config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
-SCRIPTS = {"generate": generate.Generate, "microbench": microbench.Microbench, "peers": peers.Peers}
+SCRIPTS = {
+    "doctor": doctor.Doctor,
+    "doctor_debug": doctor.Doctor,
+    "generate": generate.Generate,
+    "microbench": microbench.Microbench,
+    "peers": peers.Peers,
+}
 RANDOM = ["target={random: {num_layers: 1, width: 32}}", "drafter={kind: prompt_lookup, gamma: 3}", "max_new_tokens=12"]
 
 
