@@ -293,7 +293,7 @@ def save(
         content = eagle_configs.native(config, base_model, name_layers=engine != "sglang")
     else:
         content = eagle_configs.speculators(config, base_model)
-    content |= {"torch_dtype": np.dtype(head.dtype).name, **pairing.record(target)}
+    content |= {"torch_dtype": np.dtype(head.dtype).name, **pairing.record(target.provenance.sha256)}
     expected = _sample_logits(_cast(written, target.model.dtype), target)
 
     def check(work: pathlib.Path) -> None:

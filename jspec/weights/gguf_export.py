@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec import extras, types
-from jspec.weights import gguf_models, gguf_tokenizers, load, model_exports, references
+from jspec.weights import gguf_models, gguf_tokenizers, model_exports, pairing, references
 
 
 def save_gguf(target: types.Target, path: str | os.PathLike, *, target_sha256: str | None = None) -> None:
@@ -45,7 +45,7 @@ def save_gguf(target: types.Target, path: str | os.PathLike, *, target_sha256: s
     metadata = gguf_models.metadata(model.config)
     metadata |= gguf_tokenizers.metadata(target.tokenizer, model.config.vocab_size, target.stop_ids)
     if target.provenance.trained_for is not None:
-        metadata[load.TRAINED_FOR] = target.provenance.trained_for
+        metadata[pairing.GGUF_KEY] = target.provenance.trained_for
     adjust = gguf_models.row_order(architecture, model.config, writing=True)
     tensors = model_exports.tensors(model, gguf_models.NAMES, adjust)
     if (divisors := gguf_models.rope_divisors(model.config)) is not None:

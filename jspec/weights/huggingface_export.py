@@ -14,7 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec import types
-from jspec.weights import families, head_files, load, model_exports
+from jspec.weights import families, head_files, model_exports, pairing
 from jspec.weights import tokenizer as tokenizers
 
 
@@ -42,8 +42,7 @@ def save_huggingface(
     content = families.config_json(model.config) | {"torch_dtype": jnp.dtype(model.dtype).name}
     ids = _token_ids(target)
     content |= ids
-    if target.provenance.trained_for is not None:
-        content[load.CONFIG_SECTION] = {load.CONFIG_KEY: target.provenance.trained_for}
+    content |= pairing.record(target.provenance.trained_for)
     more = {"generation_config.json": ids} if ids else {}
     if target.tokenizer is not None:
         more["tokenizer.json"] = tokenizer_json(target.tokenizer)

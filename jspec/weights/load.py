@@ -16,6 +16,7 @@ from jspec.weights import (
     gguf_files,
     gguf_models,
     gguf_tokenizers,
+    pairing,
     references,
     safetensors_files,
 )
@@ -28,12 +29,6 @@ class _Loaded(NamedTuple):
     tokenizer: tokenizers.Tokenizer | None
     stop_ids: tuple[int, ...]
     trained_for: str | None = None
-
-
-# Where the sha256 of the model that a draft was trained for stands: in GGUF metadata, and in config.json under
-# `CONFIG_SECTION`.
-TRAINED_FOR = "jspec.target_sha256"
-CONFIG_SECTION, CONFIG_KEY = TRAINED_FOR.split(".")
 
 
 def load_target(reference: str, *, sha256: str | None = None, dtype: Any = jnp.float32) -> types.Target:
@@ -82,7 +77,7 @@ def _load_gguf(path: pathlib.Path, dtype: Any) -> _Loaded:
     config = assembly.settle_head(file, gguf_models.transformer_config(file), gguf_models.NAMES)
     adjust = gguf_models.row_order(file.metadata["general.architecture"], config)
     params = assembly.assemble(file, config, gguf_models.NAMES, dtype=dtype, adjust=adjust)
-    trained_for = file.metadata.get(TRAINED_FOR)
+    trained_for = file.metadata.get(pairing.GGUF_KEY)
     if file.metadata.get("tokenizer.ggml.model", "none") in gguf_tokenizers.NO_VOCABULARY:
         stop_ids = gguf_tokenizers.stated_stop_ids(file.metadata, config.vocab_size)
         return _Loaded(config, params, None, stop_ids, trained_for)
@@ -99,7 +94,7 @@ def _load_huggingface(path: pathlib.Path, dtype: Any) -> _Loaded:
     source = safetensors_files.SafetensorsFiles(path)
     config = assembly.settle_head(source, families.transformer_config(content, where), families.NAMES)
     params = assembly.assemble(source, config, families.NAMES, dtype=dtype)
-    trained_for = (content.get(CONFIG_SECTION) or {}).get(CONFIG_KEY)
+    trained_for = pairing.recorded(content, where)
     if (folder / "tokenizer.json").is_file():
         tokenizer = tokenizers.Tokenizer.from_folder(folder)
         return _Loaded(config, params, tokenizer, tokenizer.stop_ids, trained_for)

@@ -139,7 +139,7 @@ def save(heads: heads_lib.MedusaHeads, target: types.Target, folder: str | os.Pa
         "hidden_size": config.width,
         "vocab_size": target.model.config.vocab_size,
         "torch_dtype": np.dtype(heads.params["blocks"].dtype).name,
-        **pairing.record(target),
+        **pairing.record(target.provenance.sha256),
     }
     tensors = {}
     for name, parts in _parts(_released(config.num_layers), config, config.vocab_size).items():

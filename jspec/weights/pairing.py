@@ -4,6 +4,8 @@ A draft for another target, or for an older version of this one, decodes the sam
 nothing else tells. Under a key of its own in config.json, which other engines pass over:
 
     "jspec": {"target_sha256": "..."}
+
+and in a GGUF file's metadata under `jspec.target_sha256`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 from jspec import types
 
 _KEY, _SHA256 = "jspec", "target_sha256"
+GGUF_KEY = f"{_KEY}.{_SHA256}"
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -22,9 +25,8 @@ class WrongTarget(ValueError):
     """A draft that says it was trained for another target."""
 
 
-def record(target: types.Target) -> dict[str, Any]:
+def record(sha256: str | None) -> dict[str, Any]:
     """What config.json of a draft says of its target: nothing for weights that never were a file."""
-    sha256 = target.provenance.sha256
     return {} if sha256 is None else {_KEY: {_SHA256: sha256}}
 
 
