@@ -31,14 +31,14 @@ class OwnPrompts:
 
     header:      what stands before a user's message; None takes it from the chat template.
     openings:    first words of the message, one drawn for each sample: they decide what kinds of question come.
-    temperature, top_p: of the message.
+    temperature, top_p: of the message. (A top-p below 1 sorts the vocabulary at every token, of every row.)
     max_tokens:  its budget; a message cut off there is asked as it is.
     """
 
     header: str | None = None
     openings: tuple[str, ...] = ("",)
-    temperature: float = 1.0
-    top_p: float = 0.95
+    temperature: float = 0.8
+    top_p: float = 1.0
     max_tokens: int = 64
 
     def __post_init__(self):

@@ -1,0 +1,147 @@
+"""A run is a function of its settings and data: stopped anywhere, it goes on to the same end."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from jspec import checkpoint, types
+from jspec.training import Medusa, train, views
+from tests import checkpoints, tiny
+from tests import training_samples as make
+
+pytestmark = pytest.mark.usefixtures("small_programs")
+
+SIZE = 16
+CONFIG = checkpoints.with_options(num_layers=3, vocab_size=72)
+SETTINGS = train.Settings(
+    steps=8, rows=4, length=28, learning_rate=0.01, warmup_steps=2, evaluate_every=2, evaluate_rows=4, accumulate=2
+)
+
+
+@functools.cache
+def target() -> types.Target:
+    return tiny.bigram(tiny.successor(size=SIZE), CONFIG)
+
+
+@functools.cache
+def trainer(settings: train.Settings = SETTINGS, num_heads: int = 2) -> train.Trainer:
+    return train.Trainer(
+        target(), Medusa(num_heads), settings, make.cycles(24, SIZE), make.cycles(8, SIZE, prompt=3, seed=1)
+    )
+
+
+def run(folder, *, stop_after: int | None = None) -> list[train.Progress]:
+    seen = []
+    with checkpoint.Checkpoints(folder, trainer().about()) as checkpoints_:
+        for progress in trainer().fit(checkpoints_):
+            seen.append(progress)
+            if progress.step == stop_after:
+                break
+    return seen
+
+
+def test_a_stopped_run_ends_where_it_would_have_ended(tmp_path):
+    expected = run(tmp_path / "whole")
+    # Stopped behind step 5, so that step 5 runs twice: its checkpoint is that of step 4.
+    first, second = run(tmp_path / "parts", stop_after=5), run(tmp_path / "parts")
+    assert [p.step for p in first] == [1, 2, 3, 4, 5] and [p.step for p in second] == [5, 6, 7, 8]
+    joined = {p.step: p.loss for p in [*first, *second]}
+    assert joined == {p.step: p.loss for p in expected}
+    assert second[0].loss == first[4].loss
+    assert expected[-1].loss < expected[0].loss
+    for one, other in zip(expected[-1].evaluation.depths.chain, second[-1].evaluation.depths.chain):
+        assert one == other
+    states = []
+    for name in ("whole", "parts"):
+        with checkpoint.Checkpoints(tmp_path / name, trainer().about()) as kept:
+            assert kept.latest == 8
+            states.append(kept.restore(trainer().start()))
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_the_best_and_the_last_are_kept(tmp_path):
+    state = trainer().start()
+    with checkpoint.Checkpoints(tmp_path / "kept", trainer().about()) as kept:
+        for step, score in ((1, 1.5), (2, 3.0), (3, 2.0), (4, 1.0)):
+            kept.save(step, state.replace(step=state.step + step), score)
+    with checkpoint.Checkpoints(tmp_path / "kept", trainer().about()) as kept:
+        assert (kept.best, kept.latest) == (2, 4)
+        assert kept.restore(state, kept.best).step == 2 and kept.restore(state).step == 4
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir() if path.is_dir()) == ["2", "4"]
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    with checkpoint.Checkpoints(tmp_path / "kept", trainer().about()) as kept:
+        kept.save(1, trainer().start(), 1.0)
+    other = trainer(SETTINGS, 3)
+    with pytest.raises(ValueError, match="holds checkpoints of another run: architecture is"):
+        checkpoint.Checkpoints(tmp_path / "kept", other.about())
+    with pytest.raises(ValueError, match="another run: settings is .*seed=0.* there and .*seed=1"):
+        checkpoint.Checkpoints(tmp_path / "kept", trainer(dataclasses.replace(SETTINGS, seed=1)).about())
+
+
+def test_no_checkpoint_to_restore(tmp_path):
+    with checkpoint.Checkpoints(tmp_path / "none", {}) as kept:
+        assert kept.latest is None
+        with pytest.raises(ValueError, match="holds no checkpoint"):
+            kept.restore(trainer().start())
+
+
+def test_accumulated_batches_make_one_update():
+    state = trainer().start()
+    before = jax.tree.map(np.array, state.trained)
+    state, _ = trainer().step(state)
+    jax.tree.map(np.testing.assert_array_equal, before, state.trained)
+    for _ in range(3):  # the first update's learning rate is still 0
+        state, _ = trainer().step(state)
+    assert any((one != other).any() for one, other in zip(*map(jax.tree.leaves, (before, state.trained))))
+
+
+def test_the_learning_rate_rises_and_falls():
+    settings = train.Settings(steps=100, warmup_steps=10, learning_rate=2.0, final=0.1, evaluate_every=100)
+    rate = train.schedule(settings)
+    np.testing.assert_allclose([rate(0), rate(5), rate(10), rate(100)], [0, 1, 2, 0.2], rtol=1e-5)
+    flat = train.schedule(dataclasses.replace(settings, schedule="constant"), fraction=0.5, starts=20)
+    np.testing.assert_allclose([flat(19), flat(20), flat(99)], [0, 1, 1])
+    linear = train.schedule(dataclasses.replace(settings, schedule="linear"))
+    np.testing.assert_allclose(linear(55), 1.1, rtol=1e-5)
+
+
+def test_cached_views_are_those_that_were_computed(tmp_path, monkeypatch):
+    batch = trainer().train.take(np.array([0, 3, -1]))
+    expected = views.view_jit(target().model, batch, (0, 1))
+    cache = views.Cache(tmp_path, target(), (0, 1))
+    first = cache.view(batch)
+    monkeypatch.setattr(views, "view_jit", None)  # from here on they are read
+    again = views.Cache(tmp_path, target(), (0, 1)).view(batch)
+    for found in (first, again):
+        jax.tree.map(np.testing.assert_array_equal, expected, found)
+    monkeypatch.undo()
+    half = views.Cache(tmp_path, target(), (0, 1), "bfloat16")
+    half.view(batch)
+    stored = half.view(batch)
+    assert stored.features.dtype == "bfloat16"
+    np.testing.assert_allclose(np.asarray(stored.final, np.float32), expected.final, rtol=0.01)
+    assert len(list(tmp_path.glob("*.npz"))) == 6
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(train.Trainer, "step", lambda self, state: (state, np.float32("nan")))
+    with checkpoint.Checkpoints(tmp_path / "run", trainer().about()) as kept:
+        with pytest.raises(FloatingPointError, match="the loss of step 1 is nan: lower learning_rate"):
+            list(trainer().fit(kept))
+
+
+def test_data_that_does_not_fit():
+    samples, held_out = make.cycles(16, SIZE), make.cycles(8, SIZE, prompt=3, seed=1)
+    with pytest.raises(ValueError, match="overlaps the training set"):
+        train.Trainer(target(), Medusa(), SETTINGS, samples, samples[:2])
+    with pytest.raises(ValueError, match="length 300 is more than the 256 tokens"):
+        train.Trainer(target(), Medusa(), dataclasses.replace(SETTINGS, length=300), samples, held_out)
+    with pytest.raises(ValueError, match="id 72 is outside"):
+        train.Trainer(target(), Medusa(), SETTINGS, samples, held_out, draft_ids=np.array([1, 72]))
