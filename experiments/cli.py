@@ -28,7 +28,7 @@ import rich.progress
 import rich.table
 
 import jspec
-from experiments import records, run_folder, tables
+from experiments import records, run_folder, settings, tables
 from jspec import config as config_lib
 from jspec import extras
 from jspec.weights import references
@@ -79,6 +79,8 @@ def run(
             config_lib.load(config_class, args.config, args.overrides, registries), args.config, registries
         )
         _keep_compiled_programs()
+        if isinstance(getattr(config, "target", None), settings.TargetSettings):
+            settings.compile_as_wanted(config.target)
         _print_document(main(config))
         return 0
     except KeyboardInterrupt:

@@ -59,7 +59,7 @@ class Doctor:
 
     def __post_init__(self):
         sampling_lib.make(1, max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-        generation.row_keys(self.seed, 1)
+        generation.check_seed(self.seed)
         if self.batch < 1:
             raise ValueError(f"batch {self.batch} is below 1")
 

@@ -52,7 +52,7 @@ class Generate:
 
     def __post_init__(self):
         sampling_lib.make(1, max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-        generation.row_keys(self.seed, 1)
+        generation.check_seed(self.seed)
         if not self.prompt:
             raise ValueError("prompt is empty; it needs at least one character")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import hashlib
+import os
 from typing import Any, Literal
 
 import jax
@@ -23,6 +24,9 @@ class RandomModel:
     """A model of random weights whose tokens are bytes: for trying a config out, not for results.
 
     Sizes as in `models.config.TransformerConfig`.
+
+    seed:     of the weights.
+    optimize: let the compiler optimise. Without, everything starts several times faster, and timings say even less.
     """
 
     num_layers: int = 2
@@ -32,9 +36,10 @@ class RandomModel:
     ffn_size: int = 128
     max_positions: int = 2048
     seed: int = 0
+    optimize: bool = False
 
     def __post_init__(self):
-        generation.row_keys(self.seed, 1)
+        generation.check_seed(self.seed)
         self.config()
 
     def config(self) -> model_config.TransformerConfig:
@@ -43,7 +48,7 @@ class RandomModel:
         Raises:
           ValueError: sizes that do not fit together.
         """
-        sizes = {key: value for key, value in vars(self).items() if key != "seed"}
+        sizes = {key: value for key, value in vars(self).items() if key not in ("seed", "optimize")}
         if self.num_heads < 1 or self.width % self.num_heads:
             raise ValueError(f"width {self.width} is not a multiple of num_heads {self.num_heads}")
         return model_config.TransformerConfig(
@@ -172,6 +177,14 @@ def describe_draft(draft: Any) -> str:
     if getattr(draft, "layers", None) is not None:
         return f"first {draft.layers} layers of the target"
     return draft.reference if draft.reference is not None else "random weights"
+
+
+def compile_as_wanted(target: TargetSettings) -> None:
+    """Tell jax whether this process's programs are worth optimising: those of a random model are not, by default."""
+    if target.random is not None and not target.random.optimize:
+        jax.config.update("jax_disable_most_optimizations", True)
+        # Half of what is left is spent on emitting fusions. XLA reads its flags when the first device is asked for.
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 
 def load_target(settings: TargetSettings) -> types.Target:

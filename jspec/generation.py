@@ -36,6 +36,18 @@ class Generation:
     statistics: metrics.Summary
 
 
+def check_seed(seed: int | Sequence[int]) -> np.ndarray:
+    """One seed or several, as uint32.
+
+    Raises:
+      ValueError: one is no whole number in [0, 2^32).
+    """
+    seeds = np.asarray(seed)
+    if not np.issubdtype(seeds.dtype, np.integer) or seeds.min(initial=0) < 0 or seeds.max(initial=0) > MAX_SEED:
+        raise ValueError(f"seed {seed} is not a whole number in [0, {MAX_SEED}]")
+    return seeds.astype(np.uint32)
+
+
 def row_keys(seed: int | Sequence[int], batch: int) -> jax.Array:
     """One key per row, `[B]`.
 
@@ -46,10 +58,7 @@ def row_keys(seed: int | Sequence[int], batch: int) -> jax.Array:
     Raises:
       ValueError: a seed outside [0, 2^32), or not one per row.
     """
-    seeds = np.asarray(seed)
-    if not np.issubdtype(seeds.dtype, np.integer) or seeds.min(initial=0) < 0 or seeds.max(initial=0) > MAX_SEED:
-        raise ValueError(f"seed {seed} is not a whole number in [0, {MAX_SEED}]")
-    seeds = seeds.astype(np.uint32)
+    seeds = check_seed(seed)
     if seeds.ndim == 0:
         return jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.key(seeds), jnp.arange(batch))
     if seeds.shape != (batch,):

@@ -21,7 +21,7 @@ from jspec import types
 STOP_IDS_STEP = 8  # places for stop ids come in steps, so that another list of stop ids is no other shape
 
 
-def _per_row(name: str, value: Any, batch: int, dtype, valid, limit: str) -> jax.Array:
+def _per_row(name: str, value: Any, batch: int, dtype, valid, limit: str) -> np.ndarray:
     array = np.asarray(value)
     if array.shape not in ((), (batch,)):
         raise ValueError(f"{name} has shape {array.shape}; expected one value or one per row ({batch})")
@@ -35,7 +35,7 @@ def _per_row(name: str, value: Any, batch: int, dtype, valid, limit: str) -> jax
     largest = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else np.finfo(dtype).max
     if (array > largest).any():  # a cast would wrap
         raise ValueError(f"{name} {value!r} is above {largest}")
-    return jnp.asarray(np.broadcast_to(array, (batch,)).astype(dtype))
+    return np.broadcast_to(array, (batch,)).astype(dtype)
 
 
 def token_ids(name: str, ids: Iterable[Any]) -> list[int]:
@@ -61,7 +61,7 @@ def make(
     min_p: float | Sequence[float] = 0.0,
     stop_ids: Sequence[int] | Sequence[Sequence[int]] = (),
 ) -> types.Sampling:
-    """Per-row settings from single values or one per row.
+    """Per-row settings from single values or one per row, as NumPy arrays: no device is touched before they are used.
 
     Args:
       batch: B.
@@ -92,7 +92,7 @@ def make(
         top_k=_per_row("top_k", top_k, batch, np.int32, lambda k: k >= 0, "[0, inf)"),
         top_p=_per_row("top_p", top_p, batch, np.float32, lambda p: (p > 0) & (p <= 1), "(0, 1]"),
         min_p=_per_row("min_p", min_p, batch, np.float32, lambda p: (p >= 0) & (p <= 1), "[0, 1]"),
-        stop_ids=jnp.asarray(stops),
+        stop_ids=stops,
         max_new_tokens=_per_row("max_new_tokens", max_new_tokens, batch, np.int32, lambda n: n >= 1, "[1, inf)"),
     )
 

@@ -15,7 +15,7 @@ from jspec.models import config as model_config
 from jspec.models import transformer
 from jspec.training import Distill, Eagle, Medusa, data, distill, synthesis, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_programs")]
+pytestmark = pytest.mark.slow
 
 VOCAB, LENGTH = 32, 32
 CONFIG = model_config.TransformerConfig(

@@ -96,7 +96,7 @@ def test_a_repeating_sequence_is_learned_and_every_draft_accepted(name):
     depths = run.evaluate(state).depths
     np.testing.assert_array_equal(depths.agree, depths.places)
     assert (depths.places > 0).all()
-    gamma = 2 if "medusa" in name else 3
+    gamma = min(3, run.objective.depths)  # what was trained: a head may lose its way further on
     sped_up, bound, params = run.objective.bind(target(), run.draft(state), gamma)
     prompts = [[3, 4], [9, 10, 11], [15, 0]]
     generated = generation.generate(sped_up, prompts, drafter=(bound, params), max_new_tokens=21)
