@@ -183,8 +183,10 @@ def compile_as_wanted(target: TargetSettings) -> None:
     """Tell jax whether this process's programs are worth optimising: those of a random model are not, by default."""
     if target.random is not None and not target.random.optimize:
         jax.config.update("jax_disable_most_optimizations", True)
-        # Half of what is left is spent on emitting fusions. XLA reads its flags when the first device is asked for.
-        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+        # Half of what is left is spent on emitting fusions; later versions have no such flag, and end the process when
+        # given it. XLA reads its flags when the first device is asked for.
+        if jax.__version_info__ < (0, 11):
+            os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 
 def load_target(settings: TargetSettings) -> types.Target:
