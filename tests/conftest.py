@@ -1,13 +1,19 @@
-"""Fixtures for the core tests."""
+"""Fixtures for the core tests, and how this process compiles."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import jax
 import pytest
 
 from jspec.models import layers
+
+if jax.__version_info__ < (0, 11):  # later versions have no such flag, and end the process when given it
+    # Emitting fusions is half of the time that small programs take without optimisation; optimised ones take twice as
+    # long without it. XLA reads this when the first device is asked for.
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
 
 
 @pytest.fixture
