@@ -14,7 +14,6 @@ import dataclasses
 import json
 import pathlib
 import sys
-import time
 from typing import Any
 
 import numpy as np
@@ -123,7 +122,7 @@ def main(config: Train) -> dict:
     with checkpoint.Checkpoints(folder.path / "checkpoints", trainer.about()) as checkpoints:
         best = checkpoints.best
         state = checkpoints.restore(trainer.start(), best)
-    exported = _export(trainer, state, folder.path / "draft", ids)
+    exported = _export(trainer, state, folder.path, ids)
     document = {**folder.document(), **facts, "best_step": best, "draft": exported}
     _show(folder.records, best)
     return document
@@ -155,7 +154,7 @@ def _fit(trainer: train_lib.Trainer, checkpoints: checkpoint.Checkpoints, folder
     files.replace(losses_file, lambda file: file.writelines(_line(**line) for line in kept))
     steps = trainer.settings.steps - done
     per_step = trainer.train.num_answer_tokens / len(trainer.train) * trainer.settings.rows
-    started, text = None, ""
+    seen, seconds, text = 0.0, 0.0, ""
     with cli.progress(steps, "train") as advance, open(losses_file, "ab") as file:
         for progress in trainer.fit(checkpoints):
             file.write(_line(step=progress.step, loss=progress.loss))
@@ -163,12 +162,9 @@ def _fit(trainer: train_lib.Trainer, checkpoints: checkpoint.Checkpoints, folder
             if progress.evaluation is not None:
                 text = _record(trainer, progress, folder)
                 curves.draw(folder.path / "curves.png", _lines(losses_file), folder.records)
-            speed = ""
-            if started is None:
-                started = progress.step, time.perf_counter()  # the first step compiled
-            elif progress.step > started[0]:
-                rate = (progress.step - started[0]) * per_step / (time.perf_counter() - started[1])
-                speed = f", {rate:.0f} answer tokens/s"
+            if progress.step > done + 1:  # the first step compiled
+                seen, seconds = seen + per_step, seconds + progress.seconds
+            speed = f", {seen / seconds:.0f} answer tokens/s" if seconds else ""
             advance(f"loss {progress.loss:.3f}{speed}{text}")
 
 
@@ -198,13 +194,14 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _export(trainer: train_lib.Trainer, state: train_lib.State, folder: pathlib.Path, ids: np.ndarray | None) -> str:
-    if not folder.exists():
+    place = folder / trainer.objective.file_name
+    if not place.exists():
         trainer.objective.save(
-            trainer.target, trainer.draft(state), folder, base_model=trainer.target.provenance.reference
+            trainer.target, trainer.draft(state), place, base_model=trainer.target.provenance.reference
         )
     if ids is not None:
-        files.replace(folder.parent / "draft_vocabulary.npy", lambda file: np.save(file, ids))
-    return str(folder)
+        files.replace(folder / "draft_vocabulary.npy", lambda file: np.save(file, ids))
+    return str(place)
 
 
 def _show(evaluations: list[dict[str, Any]], best: int) -> None:

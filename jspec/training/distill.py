@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jspec.drafters import standard as standard_drafter
 from jspec.models import config as model_config
 from jspec.models import layers, transformer
 from jspec.training import data, losses, objectives
-from jspec.weights import huggingface_export
+from jspec.weights import gguf_export, huggingface_export
 
 # Parameters that are the target's when the draft starts as its first layers, and stay so.
 SHARED = ("embed", "head")
@@ -63,6 +64,7 @@ class Distill:
     on_policy:   share of batches whose answers the draft writes itself.
     temperature: of those.
     depths:      of the chains whose acceptance is measured; nothing is trained by it.
+    export:      as a Hugging Face folder, `draft`, or as a float32 GGUF file, `draft.gguf`.
     """
 
     layers: int | None = None
@@ -72,6 +74,7 @@ class Distill:
     on_policy: float = 0.0
     temperature: float = 1.0
     depths: int = 5
+    export: Literal["huggingface", "gguf"] = "huggingface"
 
     def __post_init__(self):
         base.check_one_source(layers=self.layers, reference=self.reference, random=self.random)
@@ -101,13 +104,14 @@ class Distill:
                     f"{target.model.config.vocab_size}: their laws cannot be compared"
                 )
         return BoundDistill(
-            config,
-            self.reference,
-            self.layers is not None,
-            self.divergence,
-            self.depths,
-            self.on_policy,
-            self.temperature,
+            config=config,
+            reference=self.reference,
+            shares=self.layers is not None,
+            divergence=self.divergence,
+            depths=self.depths,
+            on_policy=self.on_policy,
+            temperature=self.temperature,
+            file_name="draft.gguf" if self.export == "gguf" else "draft",
         )
 
 
@@ -122,6 +126,7 @@ class BoundDistill(objectives.Bound):
     depths: int
     on_policy: float
     temperature: float
+    file_name: str
     reach: int = 1
 
     def init(self, rng_key, target, vocabulary):
@@ -210,11 +215,12 @@ class BoundDistill(objectives.Bound):
         ids = None if draft.vocabulary.ids is None else draft_vocabulary.check(draft.vocabulary.ids, target)
         return target, *standard_drafter.bind(topology_lib.chain(gamma), target, model, ids)
 
-    def save(self, target: types.Target, draft: objectives.Draft, folder: str | os.PathLike, base_model: str) -> None:
-        """A Hugging Face folder; the target's embedding goes with it, so that it is a model to everybody."""
+    def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
+        """A whole model, the target's embedding with it, so that it is one to everybody."""
         finished = dataclasses.replace(
             target,
             model=self.model(target.model, draft.trained),
             provenance=types.Provenance(f"a draft for {base_model}"),
         )
-        huggingface_export.save_huggingface(finished, folder, target_sha256=target.provenance.sha256)
+        save = gguf_export.save_gguf if self.file_name.endswith(".gguf") else huggingface_export.save_huggingface
+        save(finished, path, target_sha256=target.provenance.sha256)

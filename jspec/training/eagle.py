@@ -177,7 +177,7 @@ class BoundEagle(objectives.Bound):
         """A chain of the head's drafts."""
         return target, *eagle_drafter.Eagle(gamma=gamma).build(target, head=self.head(draft))
 
-    def save(self, target: types.Target, draft: objectives.Draft, folder: str | os.PathLike, base_model: str) -> None:
+    def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
         """The native layout of `eagle_files`. EAGLE-1's has no place for a vocabulary; it goes beside the head."""
         params: dict[str, Any] = dict(draft.trained)
         if self.config.version == 3 and draft.vocabulary.ids is not None:
@@ -185,4 +185,4 @@ class BoundEagle(objectives.Bound):
         config = self.config
         if config.version == 1:
             config = dataclasses.replace(config, vocab_size=config.layer.vocab_size)
-        eagle_files.save(heads_lib.EagleHead(params, config), target, folder, base_model=base_model)
+        eagle_files.save(heads_lib.EagleHead(params, config), target, path, base_model=base_model)

@@ -78,11 +78,10 @@ class Medusa:
         """
         if self.joint is not None and vocabulary.ids is not None:
             raise ValueError("joint: the target's own loss needs its whole vocabulary; leave vocabulary out")
+        if self.own_heads and vocabulary.ids is not None:
+            raise ValueError("own_heads: no file holds matrices of a reduced vocabulary; leave one of them out")
         size = len(vocabulary.matrix) if self.own_heads else None
-        reduced = self.own_heads and vocabulary.ids is not None
-        config = heads_lib.MedusaConfig(
-            self.num_heads, self.num_layers, target.model.config.width, size, reduced=reduced
-        )
+        config = heads_lib.MedusaConfig(self.num_heads, self.num_layers, target.model.config.width, size)
         return BoundMedusa(config, target.model.config, self.decay, self.labels, self.joint)
 
 
@@ -105,7 +104,6 @@ class BoundMedusa(objectives.Bound):
         """Zero blocks, output matrices copied from the target's. Medusa-2: and the target's parameters."""
         zeros = lambda leaf: jnp.zeros(leaf.shape, jnp.float32)
         heads = jax.tree.map(zeros, heads_lib.medusa_shapes(self.config))
-        heads.pop("draft_ids", None)
         if "heads" in heads:
             # An array of its own for each head: they part ways.
             heads["heads"] = jnp.tile(vocabulary.matrix.astype(jnp.float32)[None], (self.config.num_heads, 1, 1))
@@ -162,11 +160,8 @@ class BoundMedusa(objectives.Bound):
         return {name: "draft" if name == "heads" else "target" for name in trained}
 
     def heads(self, draft: objectives.Draft) -> heads_lib.MedusaHeads:
-        """Heads that speak the draft vocabulary."""
-        params = dict(draft.trained["heads"])
-        if self.config.reduced:
-            params["draft_ids"] = draft.vocabulary.ids
-        return heads_lib.MedusaHeads(params, self.config)
+        """The heads alone."""
+        return heads_lib.MedusaHeads(draft.trained["heads"], self.config)
 
     def target(self, target: types.Target, draft: objectives.Draft) -> types.Target:
         """The target that the heads were trained for: after Medusa-2 no longer the one they started from."""
@@ -180,15 +175,14 @@ class BoundMedusa(objectives.Bound):
 
     def bind(self, target, draft, gamma):
         """A chain of each head's best token."""
-        ids = None if self.config.reduced or draft.vocabulary.ids is None else draft.vocabulary.ids
         target, gamma = self.target(target, draft), min(gamma, self.config.num_heads)
-        return target, *medusa_drafter.bind(topology_lib.chain(gamma), target, self.heads(draft), ids)
+        return target, *medusa_drafter.bind(topology_lib.chain(gamma), target, self.heads(draft), draft.vocabulary.ids)
 
-    def save(self, target: types.Target, draft: objectives.Draft, folder: str | os.PathLike, base_model: str) -> None:
+    def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
         """The released layout of `medusa_files`; beside it, `target`: what Medusa-2 made of the target, as a folder."""
         own = self.target(target, draft)
         if self.joint is not None:
-            beside = pathlib.Path(folder).with_name("target")
+            beside = pathlib.Path(path).with_name("target")
             huggingface_export.save_huggingface(own, beside)
             base_model = str(beside)
-        medusa_files.save(self.heads(draft), own, folder, base_model=base_model)
+        medusa_files.save(self.heads(draft), own, path, base_model=base_model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -80,10 +81,11 @@ class Draft:
 
 
 class Bound:
-    """Defaults of an objective: no layers beside the last state, the text as it is, one learning rate."""
+    """Defaults of an objective: no layers beside the last state, the text as it is, one learning rate, a folder."""
 
     feature_layers: types.FeatureLayers = ()
     reach: int = 2
+    file_name: str = "draft"
 
     def text(self, target, draft, rows, chosen, seed, step):
         """The chosen rows."""
@@ -112,11 +114,13 @@ class Objective(Protocol):
     feature_layers: the target's layers that the loss reads beside `View.final`.
     depths:         S, of the chains it trains.
     reach:          how many tokens ahead the furthest label of the first depth stands.
+    file_name:      of the exported draft.
     """
 
     feature_layers: types.FeatureLayers
     depths: int
     reach: int
+    file_name: str
 
     def init(self, rng_key: jax.Array, target: types.Target, vocabulary: Vocabulary) -> Any:
         """Trained parameters to start from."""
@@ -156,8 +160,8 @@ class Objective(Protocol):
         """The draft as a drafter of chains of `gamma`, its parameters, and the target it drafts for."""
         ...
 
-    def save(self, target: types.Target, draft: Draft, folder: str, base_model: str) -> None:
-        """Write it in the format of its kind.
+    def save(self, target: types.Target, draft: Draft, path: str | os.PathLike, base_model: str) -> None:
+        """Write it in the format of its kind to a new folder or file.
 
         Raises:
           ValueError, OSError: it cannot be written, or reads back differently.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import time
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -135,11 +136,13 @@ class Progress(NamedTuple):
 
     step:       its number, from 1.
     loss:       of its batch.
+    seconds:    the batch took, the target's view included, evaluation not.
     evaluation: where one was made.
     """
 
     step: int
     loss: float
+    seconds: float
     evaluation: Evaluation | None
 
 
@@ -329,12 +332,14 @@ class Trainer:
         if checkpoints.latest is not None:
             state = checkpoints.restore(state)
         for step in range(int(state.step) + 1, settings.steps + 1):
+            began = time.perf_counter()
             state, loss = self.step(state)
             loss = float(loss)
+            seconds = time.perf_counter() - began
             if not np.isfinite(loss):
                 raise FloatingPointError(f"the loss of step {step} is {loss}: lower learning_rate or clip")
             evaluation = None
             if step % settings.evaluate_every == 0 or step == settings.steps:
                 evaluation = self.evaluate(state)
                 checkpoints.save(step, state, evaluation.tau)
-            yield Progress(step, loss, evaluation)
+            yield Progress(step, loss, seconds, evaluation)

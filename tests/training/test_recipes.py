@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import generation, types
+from jspec import drafters, generation, topology, types, weights
 from jspec.training import Distill, Eagle, Medusa, distill, medusa, objectives, train, vocabulary
 from tests import checkpoints, tiny
 from tests import training_samples as make
@@ -31,18 +31,19 @@ class Case:
 
     recipe: object
     vocabulary: int | None = None
+    steps: int = 120
 
 
 CASES = {
     "eagle 3": Case(Eagle(version=3, steps=3, feature_layers=LAYERS), 20),
-    "eagle 3, random start": Case(Eagle(version=3, steps=2, feature_layers=LAYERS, start="random")),
+    "eagle 3, random start": Case(Eagle(version=3, steps=2, feature_layers=LAYERS, start="random"), steps=400),
     "eagle 1": Case(Eagle(version=1, steps=2)),
     "eagle 1, reduced": Case(Eagle(version=1, noise=0.0, distillation=1.0, input_norm=False), 20),
     "medusa": Case(Medusa(num_heads=2), 20),
-    "medusa, own matrices": Case(Medusa(num_heads=2, own_heads=True, labels="target"), 20),
+    "medusa, own matrices": Case(Medusa(num_heads=2, own_heads=True, labels="target")),
     "medusa 2": Case(Medusa(num_heads=2, joint=medusa.Joint(heads=1.0))),
     "distill": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32)), 20),
-    "distill, reverse": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="reverse_kl")),
+    "distill, reverse": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="reverse_kl"), steps=400),
     "distill, jsd": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="jsd")),
     "distill, tv, on policy": Case(
         Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="tv", on_policy=0.3)
@@ -66,13 +67,14 @@ def trainer(name: str) -> train.Trainer:
     samples = make.cycles(64, SIZE)
     held_out = make.cycles(8, SIZE, prompt=3, seed=1)
     ids = None if case.vocabulary is None else vocabulary.frequent(samples, case.vocabulary, target())
-    return train.Trainer(target(), case.recipe, SETTINGS, samples, held_out, draft_ids=ids)
+    settings = dataclasses.replace(SETTINGS, steps=case.steps, evaluate_every=case.steps)
+    return train.Trainer(target(), case.recipe, settings, samples, held_out, draft_ids=ids)
 
 
 @functools.cache
 def trained(name: str) -> train.State:
     state = trainer(name).start()
-    for _ in range(SETTINGS.steps):
+    for _ in range(trainer(name).settings.steps):
         state, _ = trainer(name).step(state)
     return state
 
@@ -220,10 +222,11 @@ def test_bad_settings(make_recipe, message):
         make_recipe()
 
 
-def test_medusa_2_needs_the_whole_vocabulary():
+@pytest.mark.parametrize("recipe", [Medusa(joint=medusa.Joint()), Medusa(own_heads=True)])
+def test_medusa_2_and_own_matrices_need_the_whole_vocabulary(recipe):
     samples, held_out = make.cycles(16, SIZE), make.cycles(8, SIZE, prompt=3, seed=1)
-    with pytest.raises(ValueError, match="leave vocabulary out"):
-        train.Trainer(target(), Medusa(joint=medusa.Joint()), SETTINGS, samples, held_out, draft_ids=np.arange(20))
+    with pytest.raises(ValueError, match="leave"):
+        train.Trainer(target(), recipe, SETTINGS, samples, held_out, draft_ids=np.arange(20))
 
 
 def test_frequent_tokens_come_first_and_stop_ids_always():
@@ -233,3 +236,59 @@ def test_frequent_tokens_come_first_and_stop_ids_always():
     assert vocabulary.coverage(np.array([3, 5]), samples) == 5 / 6
     with pytest.raises(ValueError, match="vocabulary size 73 is not between 1 and 72"):
         vocabulary.frequent(samples, 73, target())
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("eagle 3", "eagle"),
+        pytest.param("eagle 1", "eagle", marks=pytest.mark.slow),
+        pytest.param("eagle 1, reduced", "eagle", marks=pytest.mark.slow),
+        ("medusa", "medusa"),
+        pytest.param("medusa, own matrices", "medusa", marks=pytest.mark.slow),
+        pytest.param("medusa 2", "medusa", marks=pytest.mark.slow),
+        ("distill", "standard"),
+    ],
+)
+def test_exports_draft_like_what_was_trained(name, kind, tmp_path):
+    """Through files and back: the same target calls, whatever the format leaves out."""
+    run = trainer(name)
+    # Noise on what was learned, so that acceptance is neither full nor none.
+    draft = objectives.Draft(
+        jax.tree.map(lambda x: x + 0.05 * jax.random.normal(jax.random.key(2), x.shape), trained(name).trained),
+        run.vocabulary,
+    )
+    gamma = min(3, run.objective.depths)
+    sped_up, *bound = run.objective.bind(target(), draft, gamma)
+    place = tmp_path / run.objective.file_name
+    run.objective.save(target(), draft, place, base_model="tiny")
+    extra = {}
+    if run.vocabulary.ids is not None and name != "eagle 3":
+        np.save(tmp_path / "draft_vocabulary.npy", run.vocabulary.ids)
+        extra = {"vocabulary": drafters.draft_vocabulary.Vocabulary(str(tmp_path / "draft_vocabulary.npy"))}
+    if kind == "eagle":
+        settings = drafters.Eagle(gamma=gamma, draft=drafters.eagle.EagleDraft(reference=str(place)), **extra)
+    elif kind == "medusa":
+        tree = topology.Tree(widths=(1,) * gamma)
+        settings = drafters.Medusa(tree=tree, draft=drafters.medusa.MedusaDraft(reference=str(place)), **extra)
+    else:
+        settings = drafters.Standard(gamma=gamma, draft=drafters.standard.Draft(reference=str(place)), **extra)
+    prompts = [[3, 4], [9, 10, 11], [15, 0]]
+    kept, loaded = (
+        generation.generate(sped_up, prompts, drafter=drafter, max_new_tokens=21)
+        for drafter in (tuple(bound), settings)
+    )
+    assert loaded.tokens == kept.tokens
+    assert loaded.statistics == kept.statistics
+
+
+@pytest.mark.slow
+def test_a_standard_draft_goes_to_gguf_too(tmp_path):
+    recipe = dataclasses.replace(CASES["distill"].recipe, export="gguf")
+    run = train.Trainer(target(), recipe, SETTINGS, make.cycles(16, SIZE), make.cycles(8, SIZE, prompt=3, seed=1))
+    state = run.start()
+    assert run.objective.file_name == "draft.gguf"
+    run.objective.save(target(), run.draft(state), tmp_path / "draft.gguf", base_model="tiny")
+    again = weights.load_target(str(tmp_path / "draft.gguf"))
+    expected = run.objective.model(target().model, state.trained)
+    jax.tree.map(np.testing.assert_array_equal, again.model.params, expected.params)
