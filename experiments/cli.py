@@ -84,8 +84,8 @@ def run(
         _print_document(main(config))
         return 0
     except KeyboardInterrupt:
-        folder = getattr(getattr(config, "run", None), "folder", None)
-        kept = f"; finished cells are kept in {folder}; the same command resumes" if folder else ""
+        folder = getattr(getattr(config, "run", None), "folder", None) or getattr(config, "data", None)
+        kept = f"; what is finished is kept in {folder}; the same command resumes" if folder else ""
         print(f"interrupted{kept}", file=sys.stderr)
         return INTERRUPTED
     except RunFailed as error:

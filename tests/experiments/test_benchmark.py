@@ -49,7 +49,7 @@ def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
 
     monkeypatch.setattr(runner.Runner, "decode", interrupted)
     assert run("run.folder=out") == cli.INTERRUPTED
-    assert "finished cells are kept in out" in capsys.readouterr().err
+    assert "what is finished is kept in out" in capsys.readouterr().err
     kept = pathlib.Path("out/results.jsonl").read_text().splitlines()
     assert [json.loads(line)["task"] for line in kept] == ["chat"] * 3
 

@@ -189,7 +189,7 @@ def test_an_interrupted_run_says_where_its_cells_are_and_resumes(script):
     code, out, err = script(lambda config: main(config, 2), "debug.yaml")
     folder = run_folder.default_folder("debug", Config(3), {})
     assert (code, out) == (130, "")
-    assert one_line(err) == f"interrupted; finished cells are kept in {folder}; the same command resumes"
+    assert one_line(err) == f"interrupted; what is finished is kept in {folder}; the same command resumes"
     code, out, _ = script(lambda config: main(config, None), "debug.yaml")
     assert code == 0 and ran == ["a", "b", "c"]
     assert json.loads(out)["records"] == [{"task": task} for task in "abc"]
