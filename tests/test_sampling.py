@@ -137,8 +137,8 @@ def test_settings_are_arrays_with_one_entry_per_row():
         min_p=jnp.full(3, 0.1), stop_ids=[[4, 9]] * 3,
     )  # fmt: skip
     # A number and its array form are one trace.
-    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), single) == jax.tree.map(
-        lambda x: (x.shape, x.dtype, x.weak_type), arrays
+    assert jax.tree.map(lambda x: (type(x), x.shape, x.dtype), single) == jax.tree.map(
+        lambda x: (type(x), x.shape, x.dtype), arrays
     )
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(single), jax.tree.leaves(arrays)))
     ragged = sampling.make(2, max_new_tokens=[3, 4], stop_ids=[[], [7, 8, 9]])

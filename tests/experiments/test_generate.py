@@ -6,7 +6,7 @@ import pathlib
 import jax
 import pytest
 
-from experiments import benchmark, cli, doctor, generate, microbench, peers
+from experiments import benchmark, cli, doctor, generate, microbench, peers, synthesize, train
 from jspec import config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -16,6 +16,8 @@ SCRIPTS = {
     "generate": generate.Generate,
     "microbench": microbench.Microbench,
     "peers": peers.Peers,
+    "synthesize": synthesize.Synthesize,
+    "synthesize_debug": synthesize.Synthesize,
 }
 RANDOM = ["target={random: {num_layers: 1, width: 32}}", "drafter={kind: prompt_lookup, gamma: 3}", "max_new_tokens=12"]
 
@@ -64,8 +66,11 @@ def test_bad_input_is_one_line(capsys, override, message):
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("**/*.yaml")), ids=lambda path: path.stem)
 def test_every_config_is_valid_and_says_what_it_is_for(path):
     cls = SCRIPTS.get(path.stem, benchmark.Benchmark)
-    loaded = config.load(cls, path)
-    assert config.parse(cls, config.as_mapping(loaded)) == loaded
+    if path.parent.name == "train":
+        cls = train.Train
+    registries = train.registries()
+    loaded = config.load(cls, path, registries=registries)
+    assert config.parse(cls, config.as_mapping(loaded, registries), registries) == loaded
     comment = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
     assert "python -m experiments." in comment and ("Expected" in comment or "takes" in comment)
 
