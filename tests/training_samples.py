@@ -17,8 +17,8 @@ def sample(number: int, prompt: Sequence[int], answer: Sequence[int]) -> data.Sa
 
 
 def cycles(count: int, size: int, *, prompt: int = 2, answer: int = 12, seed: int = 0) -> list[data.Sample]:
-    """Samples of x, x + 1, ... (mod size) from a random start."""
-    starts = np.random.default_rng(seed).integers(0, size, count)
+    """Samples of x, x + 1, ... (mod size), from every start about equally often, in random order."""
+    starts = np.random.default_rng(seed).permutation(count) % size
     runs = [[(start + i) % size for i in range(prompt + answer)] for start in starts]
     return [sample(number, run[:prompt], run[prompt:]) for number, run in enumerate(runs)]
 
