@@ -35,6 +35,7 @@ class Case:
     learning_rate: float = 0.02
 
 
+SMALL = distill.RandomDraft(num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_size=32)
 CASES = {
     "eagle 3": Case(Eagle(version=3, steps=3, feature_layers=LAYERS), 20),
     "eagle 3, random start": Case(
@@ -45,14 +46,10 @@ CASES = {
     "medusa": Case(Medusa(num_heads=2), 20),
     "medusa, own matrices": Case(Medusa(num_heads=2, own_heads=True, labels="target")),
     "medusa 2": Case(Medusa(num_heads=2, joint=medusa.Joint(heads=1.0))),
-    "distill": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32)), 20),
-    "distill, reverse": Case(
-        Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="reverse_kl"), steps=500, learning_rate=0.005
-    ),
-    "distill, jsd": Case(Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="jsd")),
-    "distill, tv, on policy": Case(
-        Distill(random=distill.RandomDraft(1, 16, 2, 1, 32), divergence="tv", on_policy=0.3)
-    ),
+    "distill": Case(Distill(random=SMALL), 20),
+    "distill, reverse": Case(Distill(random=SMALL, divergence="reverse_kl"), steps=500, learning_rate=0.005),
+    "distill, jsd": Case(Distill(random=SMALL, divergence="jsd")),
+    "distill, tv, on policy": Case(Distill(random=SMALL, divergence="tv", on_policy=0.3)),
 }
 QUICK = ("eagle 3", "medusa", "distill")
 EACH = pytest.mark.parametrize(
