@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
+import matplotlib.figure
 
 from jspec import files
 
@@ -20,10 +21,8 @@ def draw(path: pathlib.Path, losses: Sequence[dict[str, Any]], evaluations: Sequ
       losses: `step` and `loss` of each step.
       evaluations: `step`, `loss` and `chain` (by depth) of each evaluation.
     """
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
+    figure = matplotlib.figure.Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     steps = [line["step"] for line in losses]
     left.plot(steps, [line["loss"] for line in losses], color="0.8", linewidth=0.8, label="batch")
     left.plot(steps, _smooth([line["loss"] for line in losses]), color="C0", label="batch, smoothed")
@@ -33,7 +32,7 @@ def draw(path: pathlib.Path, losses: Sequence[dict[str, Any]], evaluations: Sequ
     left.legend(frameon=False)
     depths = len(evaluations[0]["chain"]) if evaluations else 0
     for depth in range(depths):
-        color = plt.get_cmap("viridis")(depth / max(1, depths - 1) * 0.85)
+        color = matplotlib.colormaps["viridis"](depth / max(1, depths - 1) * 0.85)
         chain = [record["chain"][depth] for record in evaluations]
         right.plot(at, chain, "o-", color=color, markersize=4, label=f"draft {depth + 1}")
     right.set(
@@ -45,7 +44,6 @@ def draw(path: pathlib.Path, losses: Sequence[dict[str, Any]], evaluations: Sequ
         axes.grid(alpha=0.25)
     content = io.BytesIO()
     figure.savefig(content, format="png", dpi=130)
-    plt.close(figure)
     files.replace(path, lambda file: file.write(content.getvalue()))
 
 

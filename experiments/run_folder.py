@@ -11,7 +11,6 @@ A last line that was cut off by a kill is dropped.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -114,7 +113,7 @@ class RunFolder:
             raise ValueError(f"the record lacks the cell keys {', '.join(missing)}")
         line = json.dumps(record, allow_nan=False) + "\n"
         path = self.path / "results.jsonl"
-        with _naming(path), open(path, "ab") as file:
+        with files.naming(path), open(path, "ab") as file:
             file.write(line.encode())
             file.flush()
             os.fsync(file.fileno())
@@ -152,7 +151,7 @@ def open_folder(
     """
     path = pathlib.Path(path)
     own = {"config_hash": config_hash(config, registries), **environment()}
-    with _naming(path):
+    with files.naming(path):
         path.mkdir(parents=True, exist_ok=True)
     environment_file, results_file = path / "environment.json", path / "results.jsonl"
     if environment_file.exists():
@@ -173,7 +172,7 @@ def open_folder(
         write_text_atomic(path / "config.yaml", config_lib.dump(config, registries))
         write_text_atomic(environment_file, json.dumps(own, indent=2) + "\n")
     finished = _read_results(results_file, cell_keys)
-    with _naming(results_file), open(results_file, "ab"):
+    with files.naming(results_file), open(results_file, "ab"):
         pass  # fails now rather than after the first cell
     return RunFolder(path, finished, cell_keys)
 
@@ -185,15 +184,6 @@ def write_text_atomic(path: str | pathlib.Path, text: str) -> None:
       OSError: it cannot be written; the message names the file.
     """
     files.replace(path, lambda file: file.write(text.encode()))
-
-
-@contextlib.contextmanager
-def _naming(path: pathlib.Path):
-    """Let every `OSError` name the file: those of a write or an fsync do not."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _read_environment(path: pathlib.Path) -> dict[str, Any]:
@@ -220,7 +210,7 @@ def _read_results(path: pathlib.Path, cell_keys: Sequence[str]) -> list[dict[str
         finished.append(record)
     if tail:
         record = _parse_record(tail, cell_keys)
-        with _naming(path), open(path, "r+b") as file:
+        with files.naming(path), open(path, "r+b") as file:
             if record is None:
                 file.truncate(len(content) - len(tail))
             else:  # only its line end was lost

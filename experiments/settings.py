@@ -140,6 +140,10 @@ class ByteTokenizer:
         """One character a byte."""
         return [chr(byte) for byte in range(256)]
 
+    def fingerprint(self) -> str:
+        """All of its kind mean the same."""
+        return "bytes"
+
     def stream_decoder(self) -> ByteStreamDecoder:
         """Text of bytes as they come."""
         return ByteStreamDecoder()

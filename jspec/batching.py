@@ -168,11 +168,11 @@ class _Batch:
 
     def run(self) -> None:
         """Rounds until as many more rows have ended as are refilled together, or all have."""
-        self._state = _run_jit(
+        self._state = decode.run_jit(
             self._params,
             self._keys,
             self._state,
-            jnp.int32(self.free + self.refill),
+            enough=jnp.int32(self.free + self.refill),
             drafter=self._drafter,
             verifier=self._verifier,
             sampling=self._sampling,
@@ -204,14 +204,5 @@ def _idle(like: decode.DecodeState, rows: int) -> decode.DecodeState:
 
 @functools.partial(jax.jit, donate_argnames="state")
 def _insert(state: decode.DecodeState, new: decode.DecodeState, rows: jax.Array) -> decode.DecodeState:
-    """Put the rows of `new` at `rows`; those beyond the last are dropped."""
+    """Put the rows of `new` at `rows`; those beyond the last are dropped. Rows come first in every leaf of a state."""
     return jax.tree.map(lambda whole, part: whole.at[rows].set(part, mode="drop"), state, new)
-
-
-@functools.partial(jax.jit, static_argnames=("drafter", "verifier"), donate_argnames="state")
-def _run_jit(params, rng_keys, state, enough, *, drafter, verifier, sampling):
-    step = functools.partial(
-        decode.decode_step, params, rng_keys, drafter=drafter, verifier=verifier, sampling=sampling
-    )
-    goes_on = lambda state: jnp.any(state.live) & (jnp.sum(~state.live) < enough)
-    return jax.lax.while_loop(goes_on, step, state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import pathlib
@@ -14,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
+
+from jspec import files
 
 SCORE = "score"
 
@@ -55,8 +56,7 @@ class Checkpoints:
             item_names=("state", "about"),
         )
         if self.latest is not None:
-            with _naming(self._folder):
-                stored = self._manager.restore(self.latest, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
+            stored = self._manager.restore(self.latest, args=ocp.args.Composite(about=ocp.args.JsonRestore()))
             _same(stored["about"], self._about, self._folder)
 
     def __enter__(self) -> Checkpoints:
@@ -90,7 +90,7 @@ class Checkpoints:
         # On a CPU the copy that orbax takes may be the buffer itself, which the next step overwrites.
         state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(state), about=ocp.args.JsonSave(self._about))
-        with _naming(self._folder):
+        with files.naming(self._folder):
             self._manager.save(step, args=arguments, metrics={SCORE: float(score)})
 
     def restore(self, like: Any, step: int | None = None) -> Any:
@@ -107,8 +107,7 @@ class Checkpoints:
         if step is None:
             raise ValueError(f"{self._folder} holds no checkpoint")
         shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        with _naming(self._folder):
-            stored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))
+        stored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes)))
         return stored["state"]
 
 
@@ -119,15 +118,6 @@ def _same(stored: Mapping[str, Any], own: Mapping[str, Any], folder: pathlib.Pat
                 f"{folder} holds checkpoints of another run: {name} is {stored.get(name)!r} there and "
                 f"{own.get(name)!r} here"
             )
-
-
-@contextlib.contextmanager
-def _naming(folder: pathlib.Path):
-    """Let an error of the disk name the folder."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, f"checkpoint {folder}: {error.strerror or error}") from error
 
 
 def describe(tree: Any) -> str:

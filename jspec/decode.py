@@ -333,10 +333,16 @@ def run(
     drafter: types.BoundDrafter,
     verifier: types.Verifier,
     sampling: types.Sampling,
+    enough: jax.Array | None = None,
 ) -> DecodeState:
-    """Rounds until every row has ended: one `lax.while_loop`."""
+    """Rounds until every row has ended, or `enough` of them (a scalar): one `lax.while_loop`."""
     step = functools.partial(decode_step, params, rng_keys, drafter=drafter, verifier=verifier, sampling=sampling)
-    return jax.lax.while_loop(lambda state: jnp.any(state.live), step, state)
+
+    def goes_on(state):
+        live = jnp.any(state.live)
+        return live if enough is None else live & (jnp.sum(~state.live) < enough)
+
+    return jax.lax.while_loop(goes_on, step, state)
 
 
 # The compiled pieces. The state is donated, so that the cache is updated in place and never copied between them.

@@ -213,6 +213,11 @@ def _fit(head: heads_lib.EagleHead, target: types.Target, ids: np.ndarray | None
 def resolve_feature_layers(
     config: heads_lib.EagleConfig, given: tuple[int, ...] | None, num_layers: int
 ) -> types.FeatureLayers:
+    """Layers of the target that a head reads: those given, those it names, or the default.
+
+    Raises:
+      ValueError: they are not as many as it fuses, collide, or the target does not have them.
+    """
     if config.version == 1:
         if given is not None:
             raise ValueError("feature_layers: an EAGLE-1 head reads the last feature")

@@ -13,6 +13,7 @@ behind another into rows of a fixed length; each attends to itself only, so noth
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -48,8 +49,13 @@ class Sample:
     @property
     def key(self) -> bytes:
         """Equal for equal prompts: the tokens before the first answer."""
-        end = int(np.argmax(self.roles == ANSWER)) if (self.roles == ANSWER).any() else len(self.tokens)
-        return hashlib.sha256(np.asarray(self.tokens[:end], np.uint32).tobytes()).digest()
+        return hashlib.sha256(np.asarray(self.tokens[: self.prompt_length], np.uint32).tobytes()).digest()
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first answer."""
+        is_answer = self.roles == ANSWER
+        return int(np.argmax(is_answer)) if is_answer.any() else len(self.tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +65,7 @@ class Origin:
     target:     reference of the target.
     sha256:     of its weights (`fingerprint`).
     vocab_size: of its ids.
-    tokenizer:  digest of its vocabulary, or None for bare ids.
+    tokenizer:  fingerprint of its vocabulary, or None for bare ids.
     made_by:    settings of the run that made it; a run that resumes must have the same.
     """
 
@@ -77,7 +83,7 @@ class Origin:
             target.provenance.reference,
             fingerprint(target),
             model.config.vocab_size,
-            tokenizer_digest(target),
+            None if target.tokenizer is None else target.tokenizer.fingerprint(),
             made_by,
         )
 
@@ -108,13 +114,6 @@ def fingerprint(target: types.Target) -> str:
         digest.update(jax.tree_util.keystr(path).encode())
         digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()
-
-
-def tokenizer_digest(target: types.Target) -> str | None:
-    """Of the token strings in order; None without a tokenizer."""
-    if target.tokenizer is None:
-        return None
-    return hashlib.sha256("\0".join(target.tokenizer.vocab()).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Writer:
@@ -365,6 +364,11 @@ def labelled(batch: Batch, ahead: int) -> jax.Array:
     return same & (batch.segments >= 0) & shift(batch.answer, ahead)
 
 
+@functools.lru_cache(maxsize=4)
+def _permutation(count: int, epoch: int, seed: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
 class Rows:
     """Samples packed into rows of a fixed length; arrays as in `Batch`, on the host.
 
@@ -424,10 +428,6 @@ class Rows:
         """In all rows."""
         return int(self._answer.sum())
 
-    def answer_tokens(self) -> np.ndarray:
-        """Ids of all answer tokens."""
-        return self._tokens[self._answer]
-
     def take(self, rows: np.ndarray) -> Batch:
         """A batch of these rows; -1 stands for an empty one."""
         missing = rows < 0
@@ -442,7 +442,8 @@ class Rows:
     def prompts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The first prompt of each row, `[B, T]` ids and `[B]` lengths, with room for an answer behind it."""
         each = [self._members[row][0] for row in rows]
-        lengths = np.array([min(int(np.argmax(sample.roles == ANSWER)), self.length - 1) for sample in each], np.int32)
+        # At least one token: there is nothing to decode from otherwise.
+        lengths = np.array([np.clip(sample.prompt_length, 1, self.length - 1) for sample in each], np.int32)
         padded = np.zeros((len(rows), self.length), np.int32)
         for row, sample, size in zip(padded, each, lengths):
             row[:size] = sample.tokens[:size]
@@ -457,15 +458,8 @@ class Rows:
         chosen = np.empty(size, np.int64)
         for place in range(size):
             epoch, index = divmod(first + place, len(self))
-            chosen[place] = self._order(epoch, seed)[index]
+            chosen[place] = _permutation(len(self), epoch, seed)[index]
         return chosen
-
-    def _order(self, epoch: int, seed: int) -> np.ndarray:
-        cached = getattr(self, "_cached_order", None)
-        if cached is None or cached[0] != (epoch, seed):
-            cached = (epoch, seed), np.random.default_rng((seed, epoch)).permutation(len(self))
-            self._cached_order = cached
-        return cached[1]
 
     def in_turn(self, size: int) -> Iterator[np.ndarray]:
         """All rows once, in order, in batches of `size`; -1 fills the last."""

@@ -165,7 +165,7 @@ class BoundDistill(objectives.Bound):
         if vocabulary.ids is not None:
             matrix = matrix[vocabulary.ids]
         own = jax.nn.log_softmax(layers.linear(outputs.features[:, :, 0], matrix).astype(jnp.float32), axis=-1)
-        law, best = objectives.restricted_law(view, vocabulary), vocabulary.places(view.top)
+        law, best = vocabulary.law(view), vocabulary.places(view.top)
         there = data.labelled(batch, 1)
         distance = losses.divergence(self.divergence, law, own)
         learn = there if self.divergence == "tv" else there & (best >= 0)
@@ -182,7 +182,7 @@ class BoundDistill(objectives.Bound):
         """On-policy: the draft's own answers to the first prompt of each row, for a share of the steps."""
         random = np.random.default_rng((seed, step))
         if random.random() >= self.on_policy:
-            return None
+            return rows.take(chosen)
         prompts, lengths = rows.prompts(chosen)
         budget = rows.length - lengths
         output = decode.decode(

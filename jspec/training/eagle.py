@@ -6,8 +6,7 @@
               of `unroll`, step s weighted by 0.8^s
 
 They are one recipe: either version may be trained for any number of steps. The released code starts both at random;
-here the layer may start as the target's last and the input product as the identity, which learns several times faster
-on small budgets.
+here the layer may start as the target's last and the input product as the identity.
 
 Differs from the released code: EAGLE-1's noise there shrinks with the row's length, here its width is a setting. Labels
 outside a reduced vocabulary carry no loss (as in EAGLE-3's code), but count as misses when acceptance is measured.
@@ -153,7 +152,7 @@ class BoundEagle(objectives.Bound):
         states = heads_lib.fuse(head, features.astype(head.dtype))
         if rng_key is not None and self.noise > 0:
             states += jax.random.uniform(rng_key, states.shape, states.dtype, -self.noise, self.noise)
-        law = objectives.restricted_law(view, vocabulary)
+        law = vocabulary.law(view)
         says = vocabulary.places(view.top)  # -1 where the draft cannot say what the target would
 
         total, agree, overlaps, masks = 0.0, [], [], []

@@ -12,6 +12,7 @@ from typing import Literal
 import flax.struct
 import jax
 import jax.numpy as jnp
+import optax
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd", "tv"]
 
@@ -28,8 +29,7 @@ def cross_entropy(log_probs: jax.Array, labels: jax.Array) -> jax.Array:
 
 def smooth_l1(predicted: jax.Array, wanted: jax.Array) -> jax.Array:
     """Mean over the last axis of d^2 / 2 where |d| < 1, else |d| - 1/2 (EAGLE section 3.2: the feature regression)."""
-    distance = jnp.abs(predicted.astype(jnp.float32) - wanted.astype(jnp.float32))
-    return jnp.mean(jnp.where(distance < 1, 0.5 * distance**2, distance - 0.5), axis=-1)
+    return jnp.mean(optax.huber_loss(predicted.astype(jnp.float32), wanted.astype(jnp.float32), delta=1.0), axis=-1)
 
 
 def renormalize(log_probs: jax.Array) -> jax.Array:

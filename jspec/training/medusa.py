@@ -4,8 +4,6 @@ Medusa-1 trains K heads on a frozen target: head k sees the target's last state 
 weighted by 0.8^k. Blocks start at zero, so every head starts as the target's own output head. Medusa-2 trains the
 target too: its own loss plus lambda_0 times the heads', the heads at a higher learning rate and warmed up alone. With
 self-distillation the target's loss is KL(p_original || p), which keeps it close to what it was.
-
-Differs from the released code: k counts the heads from 1 in both, but there lambda_k is an option of the trainer.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from jspec import topology as topology_lib
 from jspec import types
 from jspec.drafters import base
 from jspec.drafters import medusa as medusa_drafter
+from jspec.models import config as model_config
 from jspec.models import heads as heads_lib
 from jspec.models import layers, transformer
 from jspec.training import data, losses, objectives, views
@@ -90,7 +89,7 @@ class BoundMedusa(objectives.Bound):
     """See `objectives.Objective` and `Medusa`."""
 
     config: heads_lib.MedusaConfig
-    target_config: object
+    target_config: model_config.TransformerConfig
     decay: float
     labels: str
     joint: Joint | None
@@ -125,7 +124,7 @@ class BoundMedusa(objectives.Bound):
         final = view.final.astype(heads["blocks"].dtype)
         states = heads_lib.medusa_states(heads_lib.MedusaHeads(heads, self.config), final.reshape(-1, final.shape[-1]))
         states = states.reshape(*final.shape[:2], *states.shape[1:])
-        law = objectives.restricted_law(original, vocabulary)
+        law = vocabulary.law(original)
         says = vocabulary.places(original.top)
         total, agree, overlaps, masks = 0.0, [], [], []
         for index in range(self.config.num_heads):

@@ -63,9 +63,9 @@ class Vocabulary:
         """Of target ids in the draft vocabulary, -1 where they are not in it."""
         return tokens if self.place_of is None else self.place_of[tokens]
 
-    def tokens(self, places: jax.Array) -> jax.Array:
-        """Target ids of places."""
-        return places if self.ids is None else self.ids[places]
+    def law(self, view: views.View) -> jax.Array:
+        """The target's log-law of the token behind each place, for these tokens: `[B, T, Vd]`."""
+        return view.log_probs(self.matrix)
 
 
 @flax.struct.dataclass
@@ -89,7 +89,7 @@ class Bound:
 
     def text(self, target, draft, rows, chosen, seed, step):
         """The chosen rows."""
-        return None
+        return rows.take(chosen)
 
     def learning_rates(self, trained):
         """One for all."""
@@ -148,8 +148,8 @@ class Objective(Protocol):
 
     def text(
         self, target: types.Target, draft: Draft, rows: data_lib.Rows, chosen: np.ndarray, seed: int, step: int
-    ) -> data_lib.Batch | None:
-        """The batch of a step, where it is not simply the chosen rows."""
+    ) -> data_lib.Batch:
+        """The batch of a step for which these rows were chosen."""
         ...
 
     def learning_rates(self, trained: Any) -> Any:
@@ -167,8 +167,3 @@ class Objective(Protocol):
           ValueError, OSError: it cannot be written, or reads back differently.
         """
         ...
-
-
-def restricted_law(view: views.View, vocabulary: Vocabulary) -> jax.Array:
-    """The target's log-law of the token behind each place, for the tokens of the draft: `[B, T, Vd]`."""
-    return view.log_probs(vocabulary.matrix)

@@ -184,9 +184,7 @@ class Synthesis:
     def _first(self, number: int) -> batching.Request:
         """The request that begins a sample."""
         if self._own(number):
-            random = self._random(number)
-            opening = int(random.integers(len(self._openings)))
-            return self._request("prompt", number, self._openings[opening])
+            return self._request("prompt", number, self._drawn(number, "opening", self._openings))
         return self._request("answer", number, self._prompts[self._place(number) % len(self._prompts)])
 
     def _share(self) -> float:
@@ -202,21 +200,22 @@ class Synthesis:
         """Samples with given prompts before this one."""
         return number - int(number * self._share())
 
-    def _random(self, number: int) -> np.random.Generator:
-        return np.random.default_rng((self._settings.seed, number))
+    def _seed(self, number: int, what: str) -> int:
+        return zlib.crc32(f"{self._settings.seed}/{number}/{what}".encode())
+
+    def _drawn(self, number: int, what: str, choices: Sequence[Any]) -> Any:
+        return choices[int(np.random.default_rng(self._seed(number, what)).integers(len(choices)))]
 
     def _request(self, stage: str, number: int, tokens: Sequence[int]) -> batching.Request:
         settings = self._settings
-        seed = zlib.crc32(f"{settings.seed}/{number}/{stage}".encode())
+        seed = self._seed(number, stage)
         name = f"{stage} {number}"
         if stage == "prompt":
             own = settings.own
             return batching.Request(
                 name, tuple(tokens), seed, own.max_tokens, temperature=own.temperature, top_p=own.top_p
             )
-        random = self._random(number)
-        random.integers(1)
-        temperature = settings.temperatures[int(random.integers(len(settings.temperatures)))]
+        temperature = self._drawn(number, "temperature", settings.temperatures)
         return batching.Request(
             name, tuple(tokens), seed, settings.max_new_tokens, temperature=temperature, top_p=settings.top_p
         )

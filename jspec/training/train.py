@@ -286,8 +286,6 @@ class Trainer:
         settings, step = self.settings, int(state.step)
         rows = self.train.at_step(step, settings.rows, settings.seed)
         batch = self.objective.text(self.target, self.draft(state), self.train, rows, settings.seed, step)
-        if batch is None:
-            batch = self.train.take(rows)
         return train_step(
             self.target.model,
             self.vocabulary,

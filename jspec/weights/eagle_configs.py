@@ -251,13 +251,4 @@ def _rope_content(scaling: model_config.RopeScaling | None) -> dict[str, Any] | 
         return None
     if scaling.kind == "factors":
         raise ValueError("rope scaling by stored factors (a GGUF target's) has no place in config.json")
-    content = {"rope_type": scaling.kind, "type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind != "linear":
-        content["original_max_position_embeddings"] = scaling.original_max_position
-    if scaling.kind == "llama3":
-        content |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
-    if scaling.kind == "yarn":
-        content |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow, "truncate": scaling.truncate}
-        if scaling.attention_factor is not None:
-            content["attention_factor"] = scaling.attention_factor
-    return content
+    return families.rope_content(scaling) | {"type": scaling.kind}  # older engines know the older key alone

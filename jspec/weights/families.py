@@ -294,7 +294,7 @@ def config_json(config: model_config.TransformerConfig) -> dict[str, Any]:
         "max_position_embeddings": config.max_positions,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
-        "rope_scaling": _rope_content(config.rope_scaling),
+        "rope_scaling": rope_content(config.rope_scaling),
         "tie_word_embeddings": config.tied_head,
     }
     for feature in _BIASES:
@@ -331,7 +331,7 @@ def _misfits(family: Family, config: model_config.TransformerConfig) -> list[str
     return found
 
 
-def _rope_content(scaling: model_config.RopeScaling | None) -> dict[str, Any] | None:
+def rope_content(scaling: model_config.RopeScaling | None) -> dict[str, Any] | None:
     """`rope_scaling` of a config.json."""
     if scaling is None:
         return None

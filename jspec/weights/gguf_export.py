@@ -14,8 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jspec import extras, types
-from jspec.weights import gguf_models, gguf_tokenizers, model_exports, pairing, references
+from jspec import extras, files, types
+from jspec.weights import gguf_models, gguf_tokenizers, model_exports, pairing
 
 
 def save_gguf(target: types.Target, path: str | os.PathLike, *, target_sha256: str | None = None) -> None:
@@ -51,7 +51,7 @@ def save_gguf(target: types.Target, path: str | os.PathLike, *, target_sha256: s
     if (divisors := gguf_models.rope_divisors(model.config)) is not None:
         tensors[gguf_models.DIVISORS] = divisors
     check = model_exports.checker(types.Target(model, target.tokenizer, target.provenance, target.stop_ids))
-    with references.complete_file(path) as temporary:
+    with files.complete(path) as temporary:
         _write(temporary, architecture, metadata, tensors)
         check(temporary)
 

@@ -12,20 +12,18 @@ time still match, and fetches the file anew when the bytes have changed.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.util
 import json
 import os
 import pathlib
 import re
-import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jspec import extras
 
@@ -94,23 +92,6 @@ def check_digest(sha256: str, what: str) -> str:
     if not _SHA256.fullmatch(sha256.lower()):
         raise ValueError(f"sha256 {sha256!r} of {what} is not 64 hexadecimal digits")
     return sha256.lower()
-
-
-@contextlib.contextmanager
-def complete_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A temporary name beside `path`, which becomes `path` when the block ends well; otherwise nothing is left.
-
-    Raises:
-      ValueError: there is no such folder.
-    """
-    if not path.parent.is_dir():
-        raise ValueError(f"{path} cannot be written: {path.parent} is not a folder")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def resolve(reference: str, sha256: str | None = None, *, also: Sequence[str] = ()) -> pathlib.Path:

@@ -16,6 +16,7 @@ import ml_dtypes  # noqa: F401  (its import is what teaches NumPy the name bfloa
 import numpy as np
 
 from jspec import extras
+from jspec import files as files_lib
 from jspec.weights import references
 
 _DTYPES = {
@@ -127,5 +128,5 @@ def save(tensors: Mapping[str, Any], path: str | os.PathLike, metadata: Mapping[
         if array.dtype.name not in _DTYPES.values():
             known = ", ".join(_DTYPES.values())
             raise ValueError(f"{path}: tensor {name!r} has dtype {array.dtype}; known are {known}")
-    with references.complete_file(path) as temporary:
+    with files_lib.complete(path) as temporary:
         numpy_io.save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)

@@ -1,6 +1,20 @@
+import jax
 import pytest
 
 from experiments import records
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """An empty working folder and cache; whatever a script tells jax is taken back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    names = ("jax_compilation_cache_dir", "jax_disable_most_optimizations")
+    before = {name: jax.config.values[name] for name in names}
+    jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 @pytest.fixture

@@ -19,16 +19,7 @@ DEBUG = str(pathlib.Path(__file__).parents[2] / "configs" / "doctor_debug.yaml")
 OWN, OTHER = "a" * 64, "b" * 64
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
-    names = ("jax_compilation_cache_dir", "jax_disable_most_optimizations")
-    before = {name: jax.config.values[name] for name in names}
-    jax.config.update("jax_disable_most_optimizations", True)  # compiling is most of the time
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def run(capsys, *overrides):

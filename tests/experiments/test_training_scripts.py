@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
 
@@ -20,15 +19,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 SYNTHESIZE, TRAIN = ROOT / "configs" / "synthesize_debug.yaml", ROOT / "configs" / "train" / "debug.yaml"
 
 
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
-    names = ("jax_compilation_cache_dir", "jax_disable_most_optimizations")
-    before = {name: jax.config.values[name] for name in names}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def make(*overrides):
