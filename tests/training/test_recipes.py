@@ -51,7 +51,7 @@ CASES = {
     "distill, jsd": Case(Distill(random=SMALL, divergence="jsd")),
     "distill, tv, on policy": Case(Distill(random=SMALL, divergence="tv", on_policy=0.3)),
 }
-QUICK = ("eagle 3", "medusa", "distill")
+QUICK = ("medusa", "distill")
 EACH = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
 )
@@ -163,7 +163,7 @@ def test_the_target_is_frozen(name):
     jax.tree.map(np.testing.assert_array_equal, before, target().model.params)
 
 
-@pytest.mark.parametrize("name", ["eagle 3", "medusa", "distill"])
+@pytest.mark.parametrize("name", [pytest.param("eagle 3", marks=pytest.mark.slow), "medusa", "distill"])
 def test_a_reduced_vocabulary_never_forms_full_logits(name):
     """No array of the loss and its gradient has the full vocabulary beside batch and length."""
     run = trainer(name)
@@ -246,7 +246,7 @@ def test_frequent_tokens_come_first_and_stop_ids_always():
 @pytest.mark.parametrize(
     "name, kind",
     [
-        ("eagle 3", "eagle"),
+        pytest.param("eagle 3", "eagle", marks=pytest.mark.slow),
         pytest.param("eagle 1", "eagle", marks=pytest.mark.slow),
         pytest.param("eagle 1, reduced", "eagle", marks=pytest.mark.slow),
         ("medusa", "medusa"),
