@@ -35,4 +35,5 @@ def batch(*rows: Sequence[data.Sample], length: int) -> data.Batch:
                 at = (row, start + position)
                 tokens[at], segments[at], positions[at], answer[at] = token, segment, position, role == data.ANSWER
             start += len(member.tokens)
-    return data.Batch(*map(jnp.asarray, (tokens, segments, positions, answer)))
+    places = data.places(segments, answer, length)
+    return data.Batch(*map(jnp.asarray, (tokens, segments, positions, answer, places)))

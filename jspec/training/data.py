@@ -335,12 +335,15 @@ class Batch:
     segments:  which sample of the row a token belongs to, -1 where there is no token.
     positions: within the sample.
     answer:    tokens of answers.
+    places:    where the next token is an answer's, in order; T stands for no place. Losses look there alone: what is
+               computed at the other places, prompts mostly, is what those attend to.
     """
 
     tokens: jax.Array  # [B, T] int32
     segments: jax.Array  # [B, T] int32
     positions: jax.Array  # [B, T] int32
     answer: jax.Array  # [B, T] bool
+    places: jax.Array  # [B, N] int32
 
     @property
     def causal(self) -> jax.Array:
@@ -348,6 +351,43 @@ class Batch:
         order = jnp.arange(self.tokens.shape[1])
         same = self.segments[:, :, None] == self.segments[:, None, :]
         return same & (order[:, None] >= order)
+
+    @property
+    def next_tokens(self) -> jax.Array:
+        """The answer token behind each of `places`, `[B, N]`."""
+        return self.at_places(shift(self.tokens, 1))
+
+    def at_places(self, tree: Any) -> Any:
+        """`[B, T, ...]` -> `[B, N, ...]` for every array; anything where there is no place."""
+        index = jnp.minimum(self.places, self.tokens.shape[1] - 1)
+        take = lambda x: jnp.take_along_axis(x, index.reshape(*index.shape, *[1] * (x.ndim - 2)), axis=1)
+        return jax.tree.map(take, tree)
+
+    def labelled(self, ahead: int) -> jax.Array:
+        """Which of `places` have their token `ahead` places further on in the same answer, `[B, N]` bool.
+
+        An answer's places follow one another, so what stands k places on in the text stands k places on in `places`.
+        """
+        real = self.places < self.tokens.shape[1]
+        follows = shift(self.places, ahead - 1) == self.places + ahead - 1
+        return real & shift(real, ahead - 1) & follows
+
+
+def places(segments: np.ndarray, answer: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` places of each row whose next token is an answer token of the same sample: see `Batch`.
+
+    Args:
+      segments, answer: `[B, T]`.
+      count: N.
+
+    Returns:
+      `[B, N]` int32.
+    """
+    length = segments.shape[1]
+    before = (segments[:, :-1] == segments[:, 1:]) & (segments[:, :-1] >= 0) & answer[:, 1:]
+    found = np.full((len(segments), length), length, np.int32)
+    found[:, :-1] = np.where(before, np.arange(length - 1), length)
+    return np.sort(found, axis=1)[:, :count]
 
 
 def shift(x: jax.Array, count: int) -> jax.Array:
@@ -358,50 +398,55 @@ def shift(x: jax.Array, count: int) -> jax.Array:
     return jnp.pad(x[:, count:], padding)
 
 
-def labelled(batch: Batch, ahead: int) -> jax.Array:
-    """Places whose token `ahead` places further on is an answer token of the same sample, `[B, T]` bool."""
-    same = shift(batch.segments + 1, ahead) == batch.segments + 1
-    return same & (batch.segments >= 0) & shift(batch.answer, ahead)
-
-
 @functools.lru_cache(maxsize=4)
 def _permutation(count: int, epoch: int, seed: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def _cut(sample: Sample, length: int, answers: int) -> Sample:
+    """The sample's first tokens: `length` at most, and no more of its answer than `answers`."""
+    within = np.cumsum(sample.roles == ANSWER) <= answers
+    end = min(length, int(within.sum()))
+    return Sample(sample.number, sample.tokens[:end], sample.roles[:end])
 
 
 class Rows:
     """Samples packed into rows of a fixed length; arrays as in `Batch`, on the host.
 
     length: T, of a row.
+    answers: N, places of a row that carry a loss.
     """
 
-    def __init__(self, samples: Sequence[Sample], length: int, *, shortest: int):
+    def __init__(self, samples: Sequence[Sample], length: int, *, shortest: int, answers: int | None = None):
         """Pack samples in order, each into the first of the open rows that has room.
 
         Args:
           samples: longer ones are cut off.
           length: T, of a row.
+          answers: answer tokens in a row, at most; a longer answer is cut off. None sets no limit.
           shortest: answer tokens a sample needs to be of any use; others are left out.
 
         Raises:
           ValueError: the rows are too short for any label, or no sample is left.
         """
-        if length <= shortest:
-            raise ValueError(f"length {length} is too short: a label stands up to {shortest} tokens ahead")
-        usable = [sample for sample in samples if int((sample.roles[:length] == ANSWER).sum()) > shortest]
+        for name, limit in (("length", length), ("answers", length if answers is None else answers)):
+            if limit <= shortest:
+                raise ValueError(f"{name} {limit} is too short: a label stands up to {shortest} tokens ahead")
+        cut = [_cut(sample, length, length if answers is None else answers) for sample in samples]
+        usable = [sample for sample in cut if int((sample.roles == ANSWER).sum()) > shortest]
         if not usable:
             raise ValueError(f"none of {len(samples)} samples has more than {shortest} answer tokens within {length}")
         rows: list[list[Sample]] = []
-        room: list[int] = []
+        room: list[np.ndarray] = []  # tokens and answer tokens that still fit
         for sample in usable:
-            size = min(len(sample.tokens), length)
+            size = np.array([len(sample.tokens), int((sample.roles == ANSWER).sum())])
             # Only the last rows are looked at: first fit over all of them would take quadratic time.
             recent = range(max(0, len(rows) - 64), len(rows))
-            row = next((row for row in recent if room[row] >= size), None)
+            row = next((row for row in recent if (room[row] >= size).all()), None)
             if row is None:
                 row = len(rows)
                 rows.append([])
-                room.append(length)
+                room.append(np.array([length, length if answers is None else answers]))
             rows[row].append(sample)
             room[row] -= size
         self.length, self._members = length, rows
@@ -412,13 +457,14 @@ class Rows:
         for index, row in enumerate(rows):
             start = 0
             for segment, sample in enumerate(row):
-                size = min(len(sample.tokens), length)
-                place = slice(start, start + size)
-                self._tokens[index, place] = sample.tokens[:size]
+                place = slice(start, start + len(sample.tokens))
+                self._tokens[index, place] = sample.tokens
                 self._segments[index, place] = segment
-                self._positions[index, place] = np.arange(size)
-                self._answer[index, place] = sample.roles[:size] == ANSWER
-                start += size
+                self._positions[index, place] = np.arange(len(sample.tokens))
+                self._answer[index, place] = sample.roles == ANSWER
+                start += len(sample.tokens)
+        self.answers = length if answers is None else answers
+        self._places = places(self._segments, self._answer, self.answers)
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -437,6 +483,7 @@ class Rows:
             jnp.asarray(pick(self._segments, -1)),
             jnp.asarray(pick(self._positions, 0)),
             jnp.asarray(pick(self._answer, False)),
+            jnp.asarray(pick(self._places, self.length)),
         )
 
     def prompts(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

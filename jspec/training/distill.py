@@ -164,9 +164,10 @@ class BoundDistill(objectives.Bound):
         matrix = transformer.output_matrix(model)
         if vocabulary.ids is not None:
             matrix = matrix[vocabulary.ids]
-        own = jax.nn.log_softmax(layers.linear(outputs.features[:, :, 0], matrix).astype(jnp.float32), axis=-1)
-        law, best = vocabulary.law(view), vocabulary.places(view.top)
-        there = data.labelled(batch, 1)
+        states, seen = batch.at_places((outputs.features[:, :, 0], view.replace(features=None)))
+        own = jax.nn.log_softmax(layers.linear(states, matrix).astype(jnp.float32), axis=-1)
+        law, best = vocabulary.law(seen), vocabulary.places(seen.top)
+        there = batch.labelled(1)
         distance = losses.divergence(self.divergence, law, own)
         learn = there if self.divergence == "tv" else there & (best >= 0)
         agree, overlap = jnp.argmax(own, axis=-1) == best, losses.overlap(law, own)
@@ -174,7 +175,7 @@ class BoundDistill(objectives.Bound):
         depths = losses.Depths.of(
             [data.shift(agree, step) for step in range(self.depths)],
             [data.shift(overlap, step) for step in range(self.depths)],
-            [data.labelled(batch, step + 1) for step in range(self.depths)],
+            [batch.labelled(step + 1) for step in range(self.depths)],
         )
         return losses.masked_mean(distance, learn), depths
 
@@ -202,11 +203,13 @@ class BoundDistill(objectives.Bound):
         )
         order = jnp.arange(rows.length)
         real = order < output.lengths[:, None]
+        segments, answer = jnp.where(real, 0, -1), real & (order >= jnp.asarray(lengths)[:, None])
         return data.Batch(
             tokens=jnp.where(real, output.tokens[:, : rows.length], 0),
-            segments=jnp.where(real, 0, -1),
+            segments=segments,
             positions=jnp.where(real, order, 0),
-            answer=real & (order >= jnp.asarray(lengths)[:, None]),
+            answer=answer,
+            places=jnp.asarray(data.places(np.asarray(segments), np.asarray(answer), rows.answers)),
         )
 
     def bind(self, target, draft, gamma):

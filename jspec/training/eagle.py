@@ -152,19 +152,20 @@ class BoundEagle(objectives.Bound):
         states = heads_lib.fuse(head, features.astype(head.dtype))
         if rng_key is not None and self.noise > 0:
             states += jax.random.uniform(rng_key, states.shape, states.dtype, -self.noise, self.noise)
-        law = vocabulary.law(view)
-        says = vocabulary.places(view.top)  # -1 where the draft cannot say what the target would
+        seen = batch.at_places(view.replace(features=None))
+        law = vocabulary.law(seen)
+        says = vocabulary.places(seen.top)  # -1 where the draft cannot say what the target would
 
         total, agree, overlaps, masks = 0.0, [], [], []
         for step, state in enumerate(unroll.chains(head, params.target, batch, states, self.depths)):
-            # At place t this guesses the feature of token t + 1 + step, which the target continues with the next.
-            there, wanted = data.labelled(batch, step + 2), data.shift(law, step + 1)
+            # From place t this guesses the feature of token t + 1 + step, which the target continues with the next.
+            there, wanted = batch.labelled(step + 2), data.shift(law, step + 1)
             best = data.shift(says + 1, step + 1) - 1
             own = jax.nn.log_softmax(heads_lib.eagle_logits(head, params.target, state), axis=-1)
             entropy = -jnp.sum(jnp.exp(losses.renormalize(wanted)) * own, axis=-1)
             term = self.distillation * losses.masked_mean(entropy, there & (best >= 0))
             if self.regression > 0:
-                distance = losses.smooth_l1(state, data.shift(view.final, step + 1))
+                distance = losses.smooth_l1(state, data.shift(seen.final, step + 1))
                 term += self.regression * losses.masked_mean(distance, there)
             total += self.decay**step * term
             agree.append(jnp.argmax(own, axis=-1) == best)

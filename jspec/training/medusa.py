@@ -121,20 +121,24 @@ class BoundMedusa(objectives.Bound):
             view = views.view(model, batch, ())
             own_loss = self._own_loss(batch, original, view, vocabulary.matrix, matrix)
 
-        final = view.final.astype(heads["blocks"].dtype)
+        seen = batch.at_places(original.replace(features=None))
+        # Medusa-2's heads read what the target in training says.
+        final = seen.final if self.joint is None else batch.at_places(view.final)
+        final = final.astype(heads["blocks"].dtype)
         states = heads_lib.medusa_states(heads_lib.MedusaHeads(heads, self.config), final.reshape(-1, final.shape[-1]))
         states = states.reshape(*final.shape[:2], *states.shape[1:])
-        law = vocabulary.law(original)
-        says = vocabulary.places(original.top)
+        law = vocabulary.law(seen)
+        says = vocabulary.places(seen.top)
+        next_tokens = batch.next_tokens
         total, agree, overlaps, masks = 0.0, [], [], []
         for index in range(self.config.num_heads):
             output = heads["heads"][index] if "heads" in heads else matrix.astype(states.dtype)
             logits = layers.linear(states[:, :, index], output).astype(jnp.float32)
             own = jax.nn.log_softmax(logits, axis=-1)
-            there, wanted = data.labelled(batch, index + 2), data.shift(law, index + 1)
+            there, wanted = batch.labelled(index + 2), data.shift(law, index + 1)
             best = data.shift(says + 1, index + 1) - 1
             if self.labels == "text":
-                label = vocabulary.places(data.shift(batch.tokens, index + 2))
+                label = vocabulary.places(data.shift(next_tokens, index + 1))
                 entropy = losses.cross_entropy(own, jnp.maximum(label, 0))
             else:
                 label = best
@@ -149,10 +153,11 @@ class BoundMedusa(objectives.Bound):
 
     def _own_loss(self, batch, original, view, original_matrix, matrix):
         """The target's: cross entropy with the text, or KL to the law it had."""
-        there, own = data.labelled(batch, 1), view.log_probs(matrix)
+        there, own = batch.labelled(1), batch.at_places(view.replace(features=None)).log_probs(matrix)
         if self.joint.labels == "text":
-            return losses.masked_mean(losses.cross_entropy(own, data.shift(batch.tokens, 1)), there)
-        return losses.masked_mean(losses.divergence("forward_kl", original.log_probs(original_matrix), own), there)
+            return losses.masked_mean(losses.cross_entropy(own, batch.next_tokens), there)
+        law = batch.at_places(original.replace(features=None)).log_probs(original_matrix)
+        return losses.masked_mean(losses.divergence("forward_kl", law, own), there)
 
     def learning_rates(self, trained):
         """Medusa-2: the target's is a fraction of the heads', and starts later."""

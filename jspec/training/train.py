@@ -30,6 +30,8 @@ class Settings:
     steps:          batches.
     rows:           B, packed rows in a batch.
     length:         T, tokens in a row.
+    answers:        N, answer tokens in a row at most, None for as many as there are: places that carry a loss cost
+                    much more than the others, so N is best near the share of answers in the text.
     learning_rate:  at its peak.
     schedule:       after the warm-up: `cosine` or `linear` down to `final` times the peak, or `constant`.
     warmup_steps:   of a linear rise from 0.
@@ -49,6 +51,7 @@ class Settings:
     steps: int = 1000
     rows: int = 8
     length: int = 256
+    answers: int | None = None
     learning_rate: float = 1e-3
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     warmup_steps: int = 50
@@ -78,6 +81,8 @@ class Settings:
             ("evaluate_rows", 1),
         ):
             base.check_count(name, getattr(self, name), smallest)
+        if self.answers is not None:
+            base.check_count("answers", self.answers, 1)
         for name in ("learning_rate", "clip"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is not above 0")
@@ -247,8 +252,8 @@ class Trainer:
         self.vocabulary = objectives.Vocabulary.of(target, draft_ids)
         self.objective: objectives.Objective = recipe.build(target, self.vocabulary)
         shortest = self.objective.reach
-        self.train = data.Rows(train, settings.length, shortest=shortest)
-        self.held_out = data.Rows(held_out, settings.length, shortest=shortest)
+        pack = lambda samples: data.Rows(samples, settings.length, shortest=shortest, answers=settings.answers)
+        self.train, self.held_out = pack(train), pack(held_out)
         self._cache = None
         if cache is not None:
             self._cache = views.Cache(cache, target, self.objective.feature_layers, cache_dtype)

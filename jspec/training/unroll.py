@@ -1,9 +1,12 @@
-"""EAGLE-3's training-time test (arXiv:2503.01840, section 3.2, figure 6): chains of drafts from every place at once.
+"""EAGLE-3's training-time test (arXiv:2503.01840, section 3.2, figure 6): chains of drafts from every answer place at once.
 
 Step 0 reads the target's features. Step s reads what step s - 1 returned, and the text's token s places further on: at
 every place t it is the head's s-th draft of the chain that starts there, given that the drafts before it were right. In
 that chain, draft s sees the pairs with the target's features up to t, and its own earlier steps, which stand at places
 t + 1 .. t + s: so its attention is causal over the keys of step 0, and diagonal over those of every later step.
+
+Chains start at the N places of a batch that carry a loss (`data.Batch.places`); of all T only the first step's keys and
+values are needed.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from jspec.training import data
 def chains(
     head: heads_lib.EagleHead, target: transformer.Model, batch: data.Batch, states: jax.Array, steps: int
 ) -> Iterator[jax.Array]:
-    """States of each step, `[B, T, E]`: those at place t guess the feature of token t + 1 + s.
+    """States of each step, `[B, N, E]`: those of place t guess the feature of token t + 1 + s.
 
     Args:
       head: an EAGLE head of any version.
@@ -32,18 +35,22 @@ def chains(
       steps: S.
     """
     shape, layer = head.config.layer, head.params["layer"]
+    tokens, positions = data.shift(batch.tokens, 1), batch.positions
+    starts = batch.at_places((tokens, positions))
     keys: list[jax.Array] = []
     values: list[jax.Array] = []
-    causal = batch.causal
+    causal = batch.at_places(batch.causal)
     for step in range(steps):
-        residual, normed = heads_lib.eagle_inputs(head, target, data.shift(batch.tokens, step + 1), states)
-        tables = layers.rope_tables(shape, batch.positions + step)
-        query, key, value = transformer.project(layer, normed, shape, tables)
+        residual, normed = heads_lib.eagle_inputs(head, target, tokens, states)
+        query, key, value = transformer.project(layer, normed, shape, layers.rope_tables(shape, positions))
         keys.append(key)
         values.append(value)
+        if step == 0:
+            residual, query = batch.at_places((residual, query))
         mixed = _attend(query, keys, values, causal)
         residual = residual + layers.linear(mixed, layer["output"], layer.get("output_bias"))
         states = heads_lib.eagle_finish(head, residual)
+        tokens, positions = data.shift(starts[0], step + 1), starts[1] + step + 1
         yield states
 
 
@@ -51,16 +58,16 @@ def _attend(query: jax.Array, keys: list[jax.Array], values: list[jax.Array], ca
     """Attention over all keys of step 0 that are visible, and over one key of each later step.
 
     Args:
-      query: `[B, T, H, D]`.
-      keys, values: of each step so far, `[B, K, T, D]`.
-      causal: `[B, T, T]` bool.
+      query: `[B, N, H, D]`.
+      keys, values: of each step so far, `[B, K, T, D]`, later ones `[B, K, N, D]`.
+      causal: `[B, N, T]` bool.
 
     Returns:
-      `[B, T, H D]`.
+      `[B, N, H D]`.
     """
-    batch, length, heads, size = query.shape
-    kv_heads = keys[0].shape[1]
-    query = query.reshape(batch, length, kv_heads, heads // kv_heads, size) / math.sqrt(size)
+    batch, count, heads, size = query.shape
+    kv_heads, length = keys[0].shape[1:3]
+    query = query.reshape(batch, count, kv_heads, heads // kv_heads, size) / math.sqrt(size)
     scores = jnp.einsum("btkgd,bksd->bkgts", query, keys[0], preferred_element_type=jnp.float32)
     scores = jnp.where(causal[:, None, None], scores, layers.MASKED)
     # One scalar per query and later step.
@@ -70,4 +77,4 @@ def _attend(query: jax.Array, keys: list[jax.Array], values: list[jax.Array], ca
     mixed = jnp.einsum("bkgts,bksd->btkgd", weights[..., :length], values[0])
     for index, value in enumerate(values[1:]):
         mixed = mixed + jnp.einsum("bkgt,bktd->btkgd", weights[..., length + index], value)
-    return mixed.reshape(batch, length, heads * size)
+    return mixed.reshape(batch, count, heads * size)

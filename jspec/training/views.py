@@ -7,7 +7,9 @@ it; where the text is used more than once, `Cache` keeps what it said.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pathlib
+from collections.abc import Iterator
 
 import flax.struct
 import jax
@@ -64,10 +66,10 @@ view_jit = jax.jit(view, static_argnames="feature_layers")
 
 
 class Cache:
-    """Views of packed rows on disk, one file a row, made when first asked for.
+    """What the target says about samples, on disk, made when first asked for.
 
-    A file is the row's own: named after its tokens, the layers and the target, so that rows packed another way, or
-    another target's, are never taken for it.
+    A sample's view is its own, whatever is packed beside it, and each layer has a file: so the recipes share what they
+    have in common, however they pack their rows. Files are named after the sample's tokens, the target and the layer.
     """
 
     def __init__(
@@ -80,37 +82,62 @@ class Cache:
         self._folder = pathlib.Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._target, self._layers, self._dtype = target, feature_layers, jnp.dtype(dtype)
-        self._identity = f"{data.fingerprint(target)} {feature_layers} {dtype}".encode()
+        self._identity = f"{data.fingerprint(target)} {dtype}".encode()
 
     def view(self, batch: data.Batch) -> View:
-        """The view of a batch.
+        """The view of a batch; zeros where it has no token.
 
         Raises:
           OSError: the disk does not take it.
         """
-        paths = [self._path(batch, row) for row in range(batch.tokens.shape[0])]
-        if all(path.exists() for path in paths):
-            return jax.tree.map(lambda *rows: jnp.asarray(np.stack(rows)), *map(self._read, paths))
-        computed = view_jit(self._target.model, batch, self._layers)
-        computed = computed.replace(
-            features=computed.features.astype(self._dtype), final=computed.final.astype(self._dtype)
+        samples = list(self._samples(batch))
+        if not all(path.exists() for _, _, name in samples for path in self._paths(name)):
+            computed = jax.device_get(view_jit(self._target.model, batch, self._layers))
+            for row, place, name in samples:
+                self._write(name, jax.tree.map(lambda leaf: leaf[row, place], computed))
+        # Read even what was just computed: what a batch is must not depend on what the disk held.
+        rows, length = batch.tokens.shape
+        width = self._target.model.config.width
+        whole = View(
+            features=np.zeros((rows, length, len(self._layers), width), self._dtype),
+            final=np.zeros((rows, length, width), self._dtype),
+            top=np.zeros((rows, length), np.int32),
+            log_normalizer=np.zeros((rows, length), np.float32),
         )
-        for row, path in enumerate(paths):
+        for row, place, name in samples:
+            last, *features = self._paths(name)
+            with np.load(last, allow_pickle=False) as stored:
+                # NumPy stores a bfloat16 as two bytes without a name.
+                whole.final[row, place] = stored["final"].view(self._dtype)
+                whole.top[row, place] = stored["top"]
+                whole.log_normalizer[row, place] = stored["log_normalizer"]
+            for index, path in enumerate(features):
+                whole.features[row, place, index] = np.load(path, allow_pickle=False).view(self._dtype)
+        return jax.tree.map(jnp.asarray, whole)
+
+    def _samples(self, batch: data.Batch) -> Iterator[tuple[int, slice, str]]:
+        """Row, place in the row, and name of each sample."""
+        for row, (tokens, segments) in enumerate(zip(*jax.device_get((batch.tokens, batch.segments)))):
+            ends = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
+            for start, end in itertools.pairwise(ends):
+                if segments[start] >= 0:
+                    digest = hashlib.sha256(self._identity + np.asarray(tokens[start:end], np.int32).tobytes())
+                    yield row, slice(start, end), digest.hexdigest()[:32]
+
+    def _paths(self, name: str) -> list[pathlib.Path]:
+        """Of what the head reads, then of each layer."""
+        return [self._folder / f"{name}.npz", *(self._folder / f"{name}-{layer}.npy" for layer in self._layers)]
+
+    def _write(self, name: str, sample: View) -> None:
+        last, *features = self._paths(name)
+        if not last.exists():
+            arrays = {
+                "final": sample.final.astype(self._dtype),
+                "top": sample.top,
+                "log_normalizer": sample.log_normalizer,
+            }
+            files.replace(last, lambda file: np.savez(file, **arrays))
+        for index, path in enumerate(features):
             if not path.exists():
-                self._write(path, jax.tree.map(lambda leaf: np.asarray(leaf[row]), computed))
-        return computed
-
-    def _path(self, batch: data.Batch, row: int) -> pathlib.Path:
-        digest = hashlib.sha256(self._identity)
-        for array in (batch.tokens, batch.segments):
-            digest.update(np.asarray(array[row], np.int32).tobytes())
-        return self._folder / f"{digest.hexdigest()[:32]}.npz"
-
-    def _write(self, path: pathlib.Path, row: View) -> None:
-        files.replace(path, lambda file: np.savez(file, **vars(row)))
-
-    def _read(self, path: pathlib.Path) -> View:
-        with np.load(path, allow_pickle=False) as stored:
-            row = View(**{name: stored[name] for name in stored})
-        # NumPy stores a bfloat16 as two bytes without a name.
-        return row.replace(features=row.features.view(self._dtype), final=row.final.view(self._dtype))
+                layer = sample.features[:, index].astype(self._dtype)
+                files.replace(path, lambda file: np.save(file, layer))

@@ -35,18 +35,25 @@ def _same(found, expected):
 def test_label_pairs_of_seven_tokens_equal_a_double_loop():
     rows = ([make.sample(0, [1, 2], [3, 4, 5]), make.sample(1, [6], [7])], [make.sample(2, [1, 2, 3], [4, 5])])
     batch = make.batch(*rows, length=7)
+    places = np.asarray(batch.places)
     for ahead in (1, 2, 3):
-        expected = np.zeros((2, 7), bool)
+        expected = []
         for row, members in enumerate(rows):
-            places = [(member, i) for member in members for i in range(len(member.tokens))]
-            for t, (member, _) in enumerate(places):
-                for other, (label, j) in enumerate(places):
-                    if other == t + ahead and label is member:
-                        expected[row, t] = member.roles[j] == data.ANSWER
-        np.testing.assert_array_equal(data.labelled(batch, ahead), expected)
-        shifted = np.asarray(data.shift(batch.tokens, ahead))
-        for row, t in zip(*np.nonzero(expected)):
-            assert shifted[row, t] == batch.tokens[row, t + ahead]
+            texts = [(member, i) for member in members for i in range(len(member.tokens))]
+            answers = lambda t, member: t < len(texts) and texts[t][0] is member and member.roles[texts[t][1]]
+            for t, (member, _) in enumerate(texts):
+                if answers(t + 1, member) and answers(t + ahead, member):
+                    expected.append((row, t, int(batch.tokens[row, t + ahead])))
+        there = np.asarray(batch.labelled(ahead))
+        labels = np.asarray(data.shift(batch.next_tokens, ahead - 1))
+        assert [(row, places[row, n], labels[row, n]) for row, n in zip(*np.nonzero(there))] == expected
+
+
+def test_places_beyond_the_count_are_left_out():
+    batch = make.batch([make.sample(0, [1, 2], [3, 4, 5])], length=7)
+    found = data.places(np.asarray(batch.segments), np.asarray(batch.answer), 2)
+    assert found.tolist() == [[1, 2]]
+    assert batch.places.tolist() == [[1, 2, 3, 7, 7, 7, 7]]
 
 
 def test_a_token_sees_earlier_tokens_of_its_own_sample():
@@ -91,12 +98,23 @@ def test_an_empty_row_has_no_label():
     *_, last = rows.in_turn(4)
     assert list(last) == [8, 9, -1, -1]
     batch = rows.take(last)
-    assert not data.labelled(batch, 1)[2:].any() and (batch.segments[2:] == -1).all()
+    assert not batch.labelled(1)[2:].any() and (batch.segments[2:] == -1).all()
 
 
 def test_long_samples_are_cut_and_useless_ones_left_out():
     rows = data.Rows([make.sample(0, [1], range(30)), make.sample(1, [1] * 9, [2])], 10, shortest=2)
     assert len(rows) == 1 and rows.num_answer_tokens == 9
+
+
+def test_rows_hold_no_more_answer_tokens_than_they_may():
+    """Every answer token is one of at most N places; what a sample has beyond them is cut off."""
+    chosen = [make.sample(i, [i], range(i % 5 + 3)) for i in range(20)] + [make.sample(20, [1, 2], range(12))]
+    rows = data.Rows(chosen, 24, shortest=2, answers=9)
+    batch = rows.take(np.arange(len(rows)))
+    assert batch.places.shape == (len(rows), 9)
+    assert (np.asarray(batch.answer).sum(axis=1) <= 9).all()
+    # No answer begins a row, so each of its tokens has a place before it.
+    assert int((batch.places < 24).sum()) == rows.num_answer_tokens == sum(min(9, s.roles.sum()) for s in chosen)
 
 
 @pytest.mark.parametrize(

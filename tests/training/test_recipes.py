@@ -33,17 +33,18 @@ class Case:
     vocabulary: int | None = None
     steps: int = 200
     learning_rate: float = 0.02
+    answers: int | None = None
 
 
 SMALL = distill.RandomDraft(num_layers=1, width=16, num_heads=2, num_kv_heads=1, ffn_size=32)
 CASES = {
-    "eagle 3": Case(Eagle(version=3, steps=3, feature_layers=LAYERS), 20),
+    "eagle 3": Case(Eagle(version=3, steps=3, feature_layers=LAYERS), 20, answers=13),
     "eagle 3, random start": Case(
         Eagle(version=3, steps=2, feature_layers=LAYERS, start="random"), steps=400, learning_rate=0.006
     ),
     "eagle 1": Case(Eagle(version=1, steps=2)),
     "eagle 1, reduced": Case(Eagle(version=1, noise=0.0, distillation=1.0, input_norm=False), 20),
-    "medusa": Case(Medusa(num_heads=2), 20),
+    "medusa": Case(Medusa(num_heads=2), 20, answers=12),
     "medusa, own matrices": Case(Medusa(num_heads=2, own_heads=True, labels="target")),
     "medusa 2": Case(Medusa(num_heads=2, joint=medusa.Joint(heads=1.0))),
     "distill": Case(Distill(random=SMALL), 20),
@@ -70,7 +71,11 @@ def trainer(name: str) -> train.Trainer:
     held_out = make.cycles(8, SIZE, prompt=3, seed=1)
     ids = None if case.vocabulary is None else vocabulary.frequent(samples, case.vocabulary, target())
     settings = dataclasses.replace(
-        SETTINGS, steps=case.steps, evaluate_every=case.steps, learning_rate=case.learning_rate
+        SETTINGS,
+        steps=case.steps,
+        evaluate_every=case.steps,
+        learning_rate=case.learning_rate,
+        answers=case.answers,
     )
     return train.Trainer(target(), case.recipe, settings, samples, held_out, draft_ids=ids)
 
@@ -147,7 +152,7 @@ def test_a_row_without_labels_adds_nothing(name):
     with_empty, empty = run.train.take(np.array([0, 1, -1, 2])), run.train.take(np.full(4, -1))
     twice = run.train.take(np.array([0, 1, 1, 2]))
     # The same rows, the third marked as no answer.
-    silent = twice.replace(answer=twice.answer.at[2].set(False))
+    silent = twice.replace(places=twice.places.at[2].set(run.train.length))
     values = [loss(start, batch, run.view(batch)) for batch in (with_empty, silent)]
     np.testing.assert_allclose(*values, rtol=1e-5)
     nothing, gradient = jax.value_and_grad(loss)(start, empty, run.view(empty))
@@ -173,7 +178,8 @@ def test_a_reduced_vocabulary_never_forms_full_logits(name):
     text = jax.jit(jax.grad(loss_of(name).__wrapped__)).lower(draft, batch, view).as_text()
     vocab_size, reduced = CONFIG.vocab_size, CASES[name].vocabulary
     rows, length = batch.tokens.shape
-    assert f"{rows}x{length}x{reduced}xf32" in text or f"{rows * length}x{reduced}xf32" in text
+    count = batch.places.shape[1]
+    assert f"{rows}x{count}x{reduced}xf32" in text or f"{rows * count}x{reduced}xf32" in text
     assert f"{length}x{vocab_size}xf32" not in text
     assert f"{rows * length}x{vocab_size}xf32" not in text
 

@@ -13,6 +13,7 @@ from jspec import decode, drafters, types
 from jspec.models import heads
 from jspec.training import data, unroll, views
 from tests import checkpoints, running, tiny
+from tests import training_samples as make
 
 pytestmark = pytest.mark.usefixtures("small_programs")
 
@@ -65,16 +66,12 @@ def test_packed_samples_do_not_see_each_other():
     bound, head, tokens, _ = drafted(1)
     texts = [[*prompt, *chain] for prompt, chain in zip(PROMPTS[:2], tokens)]
     first, second = texts
-    together = _row([*first, *second], 40)
-    split = jnp.where(jnp.arange(40) < len(first), 0, 1)
-    together = together.replace(
-        segments=jnp.where(together.segments < 0, -1, split),
-        positions=jnp.where(together.segments < 0, 0, jnp.arange(40) - split * len(first)),
-    )
+    together = make.batch([make.sample(i, text[:1], text[1:]) for i, text in enumerate(texts)], length=40)
     alone = [_row(text, 40) for text in texts]
-    batch = jax.tree.map(lambda *rows: jnp.stack(rows), together, *alone)
+    batch = jax.tree.map(lambda whole, *rows: jnp.stack([whole[0], *rows]), together, *alone)
     packed, *single = np.asarray(jnp.stack(_laws(bound, head, batch))).transpose(1, 0, 2, 3)
-    for laws, start, text in zip(single, (0, len(first)), texts):
+    # A sample's last token has no place.
+    for laws, start, text in zip(single, (0, len(first) - 1), texts):
         inside = len(text) - GAMMA - 1
         np.testing.assert_allclose(packed[:, start : start + inside], laws[:, :inside], atol=2e-5)
 
@@ -103,13 +100,7 @@ def test_later_steps_see_themselves_alone():
 
 
 def _row(text, length):
-    real = jnp.arange(length) < len(text)
-    return data.Batch(
-        tokens=jnp.asarray(np.pad(text, (0, length - len(text)))),
-        segments=jnp.where(real, 0, -1),
-        positions=jnp.where(real, jnp.arange(length), 0),
-        answer=real,
-    )
+    return jax.tree.map(lambda leaf: leaf[0], make.batch([make.sample(0, text[:1], text[1:])], length=length))
 
 
 def _laws(bound, head, batch):
