@@ -2,8 +2,8 @@
 
     python -m experiments.train configs/train/eagle3.yaml [dotted.key=value ...]
 
-Writes, to the run folder: `loss.jsonl` (a line a step), `results.jsonl` (a record an evaluation: loss and acceptance by
-depth on held-out answers), `curves.png`, `checkpoints/` (the last and the best), and at the end the best draft as files
+Writes, to the run folder: `loss.jsonl` (a line a step), `clock.jsonl` (the seconds it took), `results.jsonl` (a record
+an evaluation: loss and acceptance by depth on held-out answers), `curves.png`, `checkpoints/` (the last and the best), and at the end the best draft as files
 in `draft/`, with `draft_vocabulary.npy` beside it if the vocabulary is reduced. The same command goes on where it was
 stopped, and ends where it would have ended.
 """
@@ -121,7 +121,7 @@ def main(config: Train) -> dict:
         _fit(trainer, checkpoints, folder)
     with checkpoint.Checkpoints(folder.path / "checkpoints", trainer.about()) as checkpoints:
         best = checkpoints.best
-        state = checkpoints.restore(trainer.start(), best)
+        state = checkpoints.restore(trainer.cold(), best)
     exported = _export(trainer, state, folder.path, ids)
     document = {**folder.document(), **facts, "best_step": best, "draft": exported}
     _show(folder.records, best)
@@ -148,17 +148,20 @@ def _facts(trainer: train_lib.Trainer, ids: np.ndarray | None, held_out: list[da
 
 
 def _fit(trainer: train_lib.Trainer, checkpoints: checkpoint.Checkpoints, folder: run_folder.RunFolder) -> None:
-    losses_file = folder.path / "loss.jsonl"
+    losses_file, clock_file = folder.path / "loss.jsonl", folder.path / "clock.jsonl"
     done = checkpoints.latest or 0
-    kept = [line for line in _lines(losses_file) if line["step"] <= done]
-    files.replace(losses_file, lambda file: file.writelines(_line(**line) for line in kept))
+    for path in (losses_file, clock_file):
+        kept = [line for line in _lines(path) if line["step"] <= done]
+        files.replace(path, lambda file: file.writelines(_line(**line) for line in kept))
     steps = trainer.settings.steps - done
     per_step = trainer.train.num_answer_tokens / len(trainer.train) * trainer.settings.rows
     seen, seconds, text = 0.0, 0.0, ""
-    with cli.progress(steps, "train") as advance, open(losses_file, "ab") as file:
+    with cli.progress(steps, "train") as advance, open(losses_file, "ab") as losses, open(clock_file, "ab") as clock:
         for progress in trainer.fit(checkpoints):
-            file.write(_line(step=progress.step, loss=progress.loss))
-            file.flush()
+            losses.write(_line(step=progress.step, loss=progress.loss))
+            losses.flush()
+            clock.write(_line(step=progress.step, seconds=round(progress.seconds, 3)))
+            clock.flush()
             if progress.evaluation is not None:
                 text = _record(trainer, progress, folder)
                 curves.draw(folder.path / "curves.png", _lines(losses_file), folder.records)
@@ -171,7 +174,13 @@ def _fit(trainer: train_lib.Trainer, checkpoints: checkpoint.Checkpoints, folder
 def _record(trainer: train_lib.Trainer, progress: train_lib.Progress, folder: run_folder.RunFolder) -> str:
     """Keep an evaluation. Returns what the progress bar says of it."""
     evaluation = progress.evaluation
-    record = {"step": progress.step, "loss": evaluation.loss, "tau": evaluation.tau, **evaluation.depths.rates()}
+    record = {
+        "step": progress.step,
+        "answer_tokens_seen": trainer.answer_tokens_seen(progress.step),
+        "loss": evaluation.loss,
+        "tau": evaluation.tau,
+        **evaluation.depths.rates(),
+    }
     if not folder.finished({"step": progress.step}):
         folder.append(record)
     return f", held-out chain {' '.join(f'{rate:.2f}' for rate in record['chain'])}"

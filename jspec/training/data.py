@@ -470,6 +470,11 @@ class Rows:
         return len(self._tokens)
 
     @property
+    def answer_tokens(self) -> np.ndarray:
+        """In each row."""
+        return self._answer.sum(axis=1)
+
+    @property
     def num_answer_tokens(self) -> int:
         """In all rows."""
         return int(self._answer.sum())

@@ -22,7 +22,7 @@ from jspec.drafters import base, draft_vocabulary
 from jspec.drafters import standard as standard_drafter
 from jspec.models import config as model_config
 from jspec.models import layers, transformer
-from jspec.training import data, losses, objectives
+from jspec.training import data, linear_start, losses, objectives
 from jspec.weights import gguf_export, huggingface_export
 
 # Parameters that are the target's when the draft starts as its first layers, and stay so.
@@ -58,6 +58,8 @@ class Distill:
     """Settings. The draft starts as exactly one of `layers`, `reference` and `random`.
 
     layers:      the target's first layers; its embedding and output matrix stay shared and are not trained.
+    start:       of those: `linear` finds what the last of them adds by regression on the target's last state
+                 (`linear_start`); `target` leaves them as they are.
     reference:   a model with the target's vocabulary, trained whole.
     random:      random weights, trained whole.
     divergence:  `forward_kl`, `reverse_kl`, `jsd` or `tv`.
@@ -68,6 +70,7 @@ class Distill:
     """
 
     layers: int | None = None
+    start: Literal["linear", "target"] = "linear"
     reference: str | None = None
     random: RandomDraft | None = None
     divergence: losses.Divergence = "forward_kl"
@@ -107,6 +110,7 @@ class Distill:
             config=config,
             reference=self.reference,
             shares=self.layers is not None,
+            linear=self.layers is not None and self.start == "linear",
             divergence=self.divergence,
             depths=self.depths,
             on_policy=self.on_policy,
@@ -117,11 +121,13 @@ class Distill:
 
 @dataclasses.dataclass(frozen=True)
 class BoundDistill(objectives.Bound):
-    """See `objectives.Objective` and `Distill`. `shares`: the target's embedding and output matrix serve the draft."""
+    """See `objectives.Objective` and `Distill`. `shares`: the target's embedding and output matrix serve the draft;
+    `linear`: it starts in closed form."""
 
     config: model_config.TransformerConfig
     reference: str | None
     shares: bool
+    linear: bool
     divergence: str
     depths: int
     on_policy: float
@@ -139,6 +145,34 @@ class BoundDistill(objectives.Bound):
         else:
             params = model_config.init_params(rng_key, self.config)
         return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), params)
+
+    def warm(self, trained, target, vocabulary, text):
+        """What the last layer adds by regression on the target's last state, before its norm."""
+        if not self.linear:
+            return trained
+        *first, last = trained["layers"]
+        scale = 1.0 / trained["final_norm"]
+
+        @jax.jit
+        def reading(batch, view):
+            outputs, _ = transformer.forward(
+                self.model(target.model, trained),
+                batch.tokens,
+                batch.positions,
+                None,
+                batch.causal,
+                feature_layers=(len(first),),
+                logits_at=jnp.zeros((batch.tokens.shape[0], 0), jnp.int32),
+            )
+            residual = outputs.features[:, :, 0]
+            normed = layers.rms_norm(residual, last["attention_norm"], self.config.norm_eps)
+            wanted = batch.at_places(view.final.astype(jnp.float32)) * scale
+            return linear_start.Reading(batch, residual, normed, wanted, batch.labelled(1))
+
+        last = linear_start.fit_layer(last, self.config, lambda: (reading(*each) for each in text()))
+        return linear_start.temper(
+            {**trained, "layers": [*first, last]}, "final_norm", self, target, vocabulary, text
+        )
 
     def model(self, target: transformer.Model, trained: dict) -> transformer.Model:
         """The whole draft, with what it shares."""

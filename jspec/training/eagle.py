@@ -6,7 +6,7 @@
               of `unroll`, step s weighted by 0.8^s
 
 They are one recipe: either version may be trained for any number of steps. The released code starts both at random;
-here the layer may start as the target's last and the input product as the identity.
+here the layer starts as the target's last, and what is linear in the next feature by regression (`linear_start`).
 
 Differs from the released code: EAGLE-1's noise there shrinks with the row's length, here its width is a setting. Labels
 outside a reduced vocabulary carry no loss (as in EAGLE-3's code), but count as misses when acceptance is measured.
@@ -25,7 +25,8 @@ from jspec import types
 from jspec.drafters import base
 from jspec.drafters import eagle as eagle_drafter
 from jspec.models import heads as heads_lib
-from jspec.training import data, losses, objectives, unroll
+from jspec.models import transformer
+from jspec.training import data, linear_start, losses, objectives, unroll
 from jspec.weights import eagle_files
 
 
@@ -40,7 +41,10 @@ class Eagle:
     regression:     weight of the feature regression: 1 for EAGLE-1, 0 for EAGLE-3.
     distillation:   weight of the cross entropy of the laws: 0.1 for EAGLE-1, 1 for EAGLE-3.
     noise:          the features get uniform noise in [-noise, noise]: 0.1 for EAGLE-1, 0 for EAGLE-3.
-    start:          `target`: the layer starts as the target's last, the input as the identity; `random`.
+    start:          `linear`: the layer starts as the target's last, and each matrix that the next feature is linear in
+                    by regression (`linear_start`); `target`: the layer starts as the target's last, the input product
+                    as the identity; `random`.
+    train_head:     EAGLE-3: train its output matrix too, as the paper does; else it stays the target's rows.
     input_norm:     EAGLE-1: a norm before the layer's attention, as the target's layers have (the released heads have
                     none).
     feature_layers: EAGLE-3: layers of the target whose inputs are fused; None means the default.
@@ -52,7 +56,8 @@ class Eagle:
     regression: float | None = None
     distillation: float | None = None
     noise: float | None = None
-    start: Literal["target", "random"] = "target"
+    start: Literal["linear", "target", "random"] = "linear"
+    train_head: bool = True
     input_norm: bool = True
     feature_layers: tuple[int, ...] | None = None
 
@@ -90,6 +95,7 @@ class Eagle:
             distillation=choose(self.distillation, 0.1, 1.0),
             noise=choose(self.noise, 0.1, 0.0),
             start=self.start,
+            train_head=self.train_head,
         )
 
 
@@ -105,12 +111,15 @@ class BoundEagle(objectives.Bound):
     distillation: float
     noise: float
     start: str
+    train_head: bool
 
     def init(self, rng_key, target, vocabulary):
         """Random, then what can be taken from the target."""
         # The vocabulary is kept apart: its ids are fixed.
         params = dict(heads_lib.init_eagle(rng_key, self.config, jnp.float32).params)
         params.pop("draft_ids", None)
+        if not self.train_head:
+            params.pop("head", None)
         if self.start == "random":
             return params
         last = target.model.params["layers"][-1]
@@ -134,14 +143,48 @@ class BoundEagle(objectives.Bound):
                 params["head"] = vocabulary.matrix
         return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), {**params, "layer": layer})
 
+    def warm(self, trained, target, vocabulary, text):
+        """Input product, attention's and feed-forward product by regression (`linear_start`): on the next feature, for
+        EAGLE-3 on what its last norm makes the next feature of."""
+        if self.start != "linear":
+            return trained
+        model = target.model
+        scale = 1.0 if self.config.version == 1 else 1.0 / model.params["final_norm"].astype(jnp.float32)
+
+        def wanted(batch, view):
+            return data.shift(batch.at_places(view.final.astype(jnp.float32)), 1) * scale
+
+        def fused(batch, view):
+            features = view.features if self.feature_layers else view.final[:, :, None]
+            inputs = batch.at_places(features.reshape(*features.shape[:2], -1))
+            if self.config.version == 1:
+                inputs = jnp.concatenate([transformer.embed(model, batch.next_tokens), inputs], axis=-1)
+            return inputs, wanted(batch, view), batch.labelled(2)
+
+        trained = {**trained, "fc": jnp.asarray(linear_start.solve(fused(*each) for each in text()))}
+
+        @jax.jit
+        def reading(batch, view):
+            head = heads_lib.EagleHead(trained, self.config)
+            features = view.features if self.feature_layers else view.final[:, :, None]
+            states = heads_lib.fuse(head, features.astype(jnp.float32))
+            inputs = heads_lib.eagle_inputs(head, model, data.shift(batch.tokens, 1), states)
+            return linear_start.Reading(batch, *inputs, wanted(batch, view), batch.labelled(2))
+
+        readings = lambda: (reading(*each) for each in text())
+        trained = {**trained, "layer": linear_start.fit_layer(trained["layer"], self.config.layer, readings)}
+        if self.config.version == 1:
+            return trained
+        return linear_start.temper(trained, "norm", self, target, vocabulary, text)
+
     def head(self, draft: objectives.Draft) -> heads_lib.EagleHead:
         """A head that speaks the draft vocabulary."""
         params, config = dict(draft.trained), self.config
         if draft.vocabulary.ids is not None:
             params["draft_ids"] = draft.vocabulary.ids
-            if "head" not in params:
-                params["head"] = draft.vocabulary.matrix.astype(params["fc"].dtype)
-                config = dataclasses.replace(config, own_head=True)
+        if "head" not in params and (config.version == 3 or draft.vocabulary.ids is not None):
+            params["head"] = draft.vocabulary.matrix.astype(params["fc"].dtype)
+            config = dataclasses.replace(config, own_head=True)
         return heads_lib.EagleHead(params, config)
 
     def loss(self, params, batch, view, rng_key):

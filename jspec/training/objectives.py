@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import flax.struct
@@ -91,6 +91,10 @@ class Bound:
         """The chosen rows."""
         return rows.take(chosen)
 
+    def warm(self, trained, target, vocabulary, text):
+        """As they are."""
+        return trained
+
     def learning_rates(self, trained):
         """One for all."""
         return jax.tree.map(lambda _: "draft", trained)
@@ -124,6 +128,16 @@ class Objective(Protocol):
 
     def init(self, rng_key: jax.Array, target: types.Target, vocabulary: Vocabulary) -> Any:
         """Trained parameters to start from."""
+        ...
+
+    def warm(
+        self,
+        trained: Any,
+        target: types.Target,
+        vocabulary: Vocabulary,
+        text: Callable[[], Iterable[tuple[data_lib.Batch, views.View]]],
+    ) -> Any:
+        """Trained parameters from those of `init` and a look at the training text, which `text()` goes through."""
         ...
 
     def loss(

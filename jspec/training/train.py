@@ -44,6 +44,7 @@ class Settings:
     precision:      of the draft's forward and backward pass: `float32`, `bfloat16`, or `auto`, which is bfloat16 where
                     the device multiplies it fast. Parameters and optimiser are float32.
     seed:           of everything drawn.
+    warm_rows:      rows of training text that a start in closed form looks at, at most.
     evaluate_every: steps between evaluations; each saves a checkpoint.
     evaluate_rows:  held-out rows looked at each time.
     """
@@ -65,6 +66,7 @@ class Settings:
     accumulate: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
+    warm_rows: int = 2048
     evaluate_every: int = 200
     evaluate_rows: int = 64
 
@@ -77,6 +79,7 @@ class Settings:
             ("target_starts", 0),
             ("accumulate", 1),
             ("seed", 0),
+            ("warm_rows", 1),
             ("evaluate_every", 1),
             ("evaluate_rows", 1),
         ):
@@ -260,7 +263,7 @@ class Trainer:
 
     def about(self) -> dict[str, Any]:
         """What a checkpoint belongs to."""
-        shapes = jax.eval_shape(self.start)
+        shapes = jax.eval_shape(self.cold)
         return {
             "target": data.fingerprint(self.target),
             "objective": repr(self.objective),
@@ -271,10 +274,23 @@ class Trainer:
 
     def start(self) -> State:
         """The state before the first step."""
+        state = self.cold()
+        warm = self.objective.warm(state.trained, self.target, self.vocabulary, self._warm_batches)
+        return state.replace(trained=warm)
+
+    def cold(self) -> State:
+        """The state before the training text was looked at; what a checkpoint's arrays look like."""
         key = jax.random.key(self.settings.seed)
         trained = self.objective.init(key, self.target, self.vocabulary)
         optimizer_state = optimizer(self.settings, self.objective).init(trained)
         return State(jnp.int32(0), trained, optimizer_state)
+
+    def _warm_batches(self) -> Iterator[tuple[data.Batch, views.View]]:
+        for number, rows in enumerate(self.train.in_turn(self.settings.rows)):
+            if number * self.settings.rows >= self.settings.warm_rows:
+                return
+            batch = self.train.take(rows)
+            yield batch, self.view(batch)
 
     def draft(self, state: State) -> objectives.Draft:
         """What a state has learned."""
@@ -300,6 +316,12 @@ class Trainer:
             objective=self.objective,
             settings=settings,
         )
+
+    def answer_tokens_seen(self, steps: int) -> int:
+        """Answer tokens in the batches of the first so many steps, repeated ones counted again."""
+        settings = self.settings
+        each = self.train.answer_tokens
+        return sum(int(each[self.train.at_step(i, settings.rows, settings.seed)].sum()) for i in range(steps))
 
     def evaluate(self, state: State) -> Evaluation:
         """Loss and acceptance by depth on held-out answers."""
@@ -331,9 +353,7 @@ class Trainer:
           FloatingPointError: the loss is not finite.
         """
         settings = self.settings
-        state = self.start()
-        if checkpoints.latest is not None:
-            state = checkpoints.restore(state)
+        state = self.start() if checkpoints.latest is None else checkpoints.restore(self.cold())
         for step in range(int(state.step) + 1, settings.steps + 1):
             began = time.perf_counter()
             state, loss = self.step(state)

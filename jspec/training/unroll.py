@@ -47,14 +47,14 @@ def chains(
         values.append(value)
         if step == 0:
             residual, query = batch.at_places((residual, query))
-        mixed = _attend(query, keys, values, causal)
+        mixed = attend(query, keys, values, causal)
         residual = residual + layers.linear(mixed, layer["output"], layer.get("output_bias"))
         states = heads_lib.eagle_finish(head, residual)
         tokens, positions = data.shift(starts[0], step + 1), starts[1] + step + 1
         yield states
 
 
-def _attend(query: jax.Array, keys: list[jax.Array], values: list[jax.Array], causal: jax.Array) -> jax.Array:
+def attend(query: jax.Array, keys: list[jax.Array], values: list[jax.Array], causal: jax.Array) -> jax.Array:
     """Attention over all keys of step 0 that are visible, and over one key of each later step.
 
     Args:

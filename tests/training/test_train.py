@@ -60,7 +60,7 @@ def test_a_stopped_run_ends_where_it_would_have_ended(tmp_path):
     for name in ("whole", "parts"):
         with checkpoint.Checkpoints(tmp_path / name, trainer().about()) as kept:
             assert kept.latest == 8
-            states.append(kept.restore(trainer().start()))
+            states.append(kept.restore(trainer().cold()))
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
@@ -89,7 +89,7 @@ def test_no_checkpoint_to_restore(tmp_path):
     with checkpoint.Checkpoints(tmp_path / "none", {}) as kept:
         assert kept.latest is None
         with pytest.raises(ValueError, match="holds no checkpoint"):
-            kept.restore(trainer().start())
+            kept.restore(trainer().cold())
 
 
 def test_accumulated_batches_make_one_update():

@@ -89,7 +89,7 @@ def test_later_steps_see_themselves_alone():
             weights = jax.nn.softmax(jnp.where(causal[:, None], scores, -1e30))
             return jnp.einsum("bhts,bhsd->bthd", weights, value).reshape(*query.shape[:2], -1)
 
-        patch.setattr(unroll, "_attend", causal_everywhere)
+        patch.setattr(unroll, "attend", causal_everywhere)
         found = _laws(bound, head, batch)
     places = [len(prompt) - 1 for prompt in PROMPTS]
     first, second = (
