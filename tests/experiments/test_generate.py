@@ -6,7 +6,7 @@ import pathlib
 import jax
 import pytest
 
-from experiments import benchmark, cli, doctor, generate, microbench, peers, synthesize, train
+from experiments import benchmark, cli, doctor, generate, microbench, peers, synthesize, theory, train
 from jspec import config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -18,6 +18,8 @@ SCRIPTS = {
     "peers": peers.Peers,
     "synthesize": synthesize.Synthesize,
     "synthesize_debug": synthesize.Synthesize,
+    "theory": theory.Theory,
+    "theory_debug": theory.Theory,
 }
 RANDOM = ["target={random: {num_layers: 1, width: 32}}", "drafter={kind: prompt_lookup, gamma: 3}", "max_new_tokens=12"]
 
