@@ -1,0 +1,74 @@
+"""A start in closed form is the least-squares answer, and every matrix of it brings the draft nearer to its target."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.models import config as model_config
+from jspec.models import layers
+from jspec.training import Distill, Eagle, linear_start, train
+from tests import checkpoints, tiny
+from tests import training_samples as make
+
+pytestmark = pytest.mark.usefixtures("small_programs", "few_programs")
+
+
+def test_the_solution_is_that_of_the_normal_equations():
+    rng = np.random.default_rng(0)
+    x, y, counts = rng.normal(size=(3, 40, 5)), rng.normal(size=(3, 40, 2)), rng.random((3, 40)) < 0.7
+    x[..., 4] = 0  # never seen: its weight stays zero
+    found = linear_start.solve(zip(x, y, counts), ridge=0.1)
+    kept, wanted = x[counts], y[counts]
+    gram = kept.T @ kept
+    penalty = np.diag(0.1 * np.diag(gram) + np.array([0, 0, 0, 0, 1.0]))
+    np.testing.assert_allclose(found, np.linalg.solve(gram + penalty, kept.T @ wanted).T, rtol=1e-4, atol=1e-6)
+    # In other units, the same map.
+    scaled = linear_start.solve(zip(x * 1000, y, counts), ridge=0.1)
+    np.testing.assert_allclose(scaled * 1000, found, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_pair_there_is_nothing_to_solve():
+    with pytest.raises(ValueError, match="no pair of neighbouring answer tokens"):
+        linear_start.solve([(jnp.ones((2, 3)), jnp.ones((2, 1)), jnp.zeros(2, bool))])
+
+
+def test_a_layer_that_can_say_what_is_wanted_is_found():
+    """What a known layer adds is wanted; the fit starts from its projections with other output matrices."""
+    shape = dataclasses.replace(checkpoints.with_options(num_layers=1), windows=())
+    layer = model_config.init_params(jax.random.key(0), shape)["layers"][0]
+    rng = np.random.default_rng(1)
+    batch = make.batch(*([make.sample(i, [1, 2], range(3, 40))] for i in range(64)), length=40)
+    readings = []
+    for seed in range(4):
+        residual = jnp.asarray(rng.normal(size=(64, 40, shape.width)), jnp.float32)
+        normed = layers.rms_norm(residual, layer["attention_norm"], shape.norm_eps)
+        blank = linear_start.Reading(batch, residual, normed, batch.at_places(residual), batch.labelled(1))
+        gathered, _ = linear_start._looked(layer, shape, blank)
+        readings.append(blank._replace(wanted=blank.wanted + gathered @ layer["output"].T))
+    spoiled = {**layer, "output": layer["output"] * 0, "down": layer["down"] * 0}
+    found = linear_start.fit_layer(spoiled, shape, lambda: readings)
+    kept = [linear_start._looked(found, shape, reading) for reading in readings]
+    missing = np.concatenate([np.asarray(rest - gathered @ found["output"].T) for gathered, rest in kept])
+    assert np.abs(missing[:, :37]).max() < 0.05 * np.abs(np.asarray(kept[0][1])).max()
+    assert float(jnp.abs(found["down"]).max()) < 0.2  # nothing is left for the units to add
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "recipe",
+    [Eagle(version=1, steps=1), Eagle(version=3, steps=1, feature_layers=(0, 1, 2)), Distill(layers=2, depths=1)],
+    ids=["eagle 1", "eagle 3", "distill"],
+)
+def test_what_is_linear_in_the_features_is_known_before_the_first_step(recipe):
+    """The target says the successor, which is linear in the token read."""
+    target = tiny.bigram(tiny.successor(size=16), checkpoints.with_options(num_layers=3, vocab_size=72))
+    settings = train.Settings(steps=1, rows=8, length=28)
+    samples, held_out = make.cycles(64, 16), make.cycles(8, 16, prompt=3, seed=1)
+    run = train.Trainer(target, recipe, settings, samples, held_out)
+    depths = run.evaluate(run.start()).depths
+    assert depths.chain[0] > 0.95 * depths.places[0]
