@@ -146,9 +146,9 @@ def pair_up(drafter: types.Drafter, target: types.Target) -> Pair:
     else:
         # A draft model is loaded here, and not by `build`, so that one of another vocabulary can be looked at.
         if isinstance(drafter, standard.Standard):
-            loaded = load.load_target(reference, sha256=draft.sha256, dtype=target.model.dtype)
+            loaded = load.load_target(reference, sha256=draft.sha256, dtype=target.model.dtype, lender=target)
             vocabulary, recorded = _vocabulary(target, loaded), loaded.provenance.trained_for
-            ids = drafter.vocabulary and drafter.vocabulary.load(target)
+            ids = standard.draft_ids(loaded, target, drafter.vocabulary)
             bound, params = standard.bind(drafter.topology, target, loaded.model, ids)
         else:
             forced = dataclasses.replace(drafter, draft=dataclasses.replace(draft, force=True))
