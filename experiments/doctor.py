@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments import cli, diagnosis, greedy_check, records, run_folder, runner, settings, tables
-from jspec import costs, decode, drafters, generation, types
+from jspec import costs, decode, drafters, generation, rounds, types
 from jspec import sampling as sampling_lib
 from jspec.drafters import eagle, standard
 from jspec.weights import head_files, load, medusa_files, pairing
@@ -263,17 +263,13 @@ def _greedy(
     return diagnosis.Finding(name, "ok", tables.greedy_text(check))
 
 
-def _accepted_by_round(decoded: runner.Decoded) -> list[list[int]]:
-    """Of each row, accepted drafts by round: a round ends with a token that was no draft."""
-    rows = []
-    for origin, length in zip(decoded.output.origin, decoded.output.lengths):
-        new = origin[:length]
-        new = new[np.flatnonzero(new != decode.PROMPT)[1:]]  # prefill's token belongs to no round
-        ends = np.flatnonzero(new != decode.ACCEPTED)
-        counts = np.diff(np.concatenate([[-1], ends])) - 1
-        left = len(new) - (ends[-1] + 1 if len(ends) else 0)
-        rows.append([*counts.tolist(), *([left] if left else [])])
-    return rows
+def _accepted_by_round(decoded: runner.Decoded, group: runner.Group) -> list[list[int]]:
+    """Of each row, accepted drafts by round."""
+    output = decoded.output
+    return [
+        rounds.of_answer(origin[start:end]).accepted.tolist()
+        for origin, start, end in zip(output.origin, np.asarray(group.lengths), output.lengths)
+    ]
 
 
 # The report.
@@ -298,7 +294,8 @@ def _report(config: Doctor, target, pair: Pair, groups, measured: Measured) -> d
         diagnosis.acceptance(pair.method, summary, expected),
     ]
     if pair.method.by_call:  # others find more or less from text to text
-        findings.append(diagnosis.decay([row for run in measured.decoded[NAME] for row in _accepted_by_round(run)]))
+        accepted = map(_accepted_by_round, measured.decoded[NAME], groups)
+        findings.append(diagnosis.decay([row for rows in accepted for row in rows]))
     findings.append(diagnosis.prices(pair.method, expected, step, measured.passes))
     findings.append(diagnosis.speed(expected, speed))
     environment = run_folder.environment()

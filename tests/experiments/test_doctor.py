@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import cli, doctor, runner, settings
-from jspec import decode, drafters, topology, tree, types
+from jspec import drafters, topology, tree, types
 from jspec.drafters import eagle
 from jspec.models import heads as heads_lib
 from jspec.weights import eagle_files, load
@@ -141,14 +141,6 @@ def test_nodes_by_depth():
     made = tree.from_parents(np.zeros_like(parents), parents, max_depth=3)
     bound = python_types.SimpleNamespace(proposes_chains=False, max_depth=3)
     assert doctor._nodes_by_depth(bound, made) == [1, 3.5, 4.5, 6]
-
-
-def test_accepted_by_round():
-    names = dict(zip("pfacbu", range(6)))  # prompt, prefill, accepted, corrected, bonus, undrafted
-    rows = ["ppfaacbuaa", "ppppfcaab."]
-    origin = np.array([[names.get(letter, decode.PROMPT) for letter in row] for row in rows], np.int8)
-    output = python_types.SimpleNamespace(origin=origin, lengths=np.array([10, 9]))
-    assert doctor._accepted_by_round(runner.Decoded(output, 0.0, 0.0)) == [[2, 0, 0, 2], [0, 2]]
 
 
 @pytest.mark.parametrize(
