@@ -21,9 +21,9 @@ DEFINITIONS = (
 )
 
 OVERALL_DEFINITIONS = (
-    "All tasks together. accepted at depth: of the target calls that offered a draft at depth 1, 2, ..., the share that "
-    "accepted it. before repeats: the same figures over the tokens before the first 8-gram of each answer that stood in "
-    "it already, as if the answer had ended there; share: of all tokens."
+    "All tasks together. accepted at depth: of the target calls that offered a draft at depth 1, 2, ..., the share "
+    "that accepted it. before repeats: the same figures over the tokens before the first 8-gram of each answer that "
+    "stood in it already, as if the answer had ended there; share: of all tokens."
 )
 
 _BASELINE = "autoregressive"

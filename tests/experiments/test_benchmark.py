@@ -69,6 +69,15 @@ def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
         assert check is None or (check.prompts, check.equal) == (1, 1)
         assert record.draft == ("first 1 layers of the target" if record.method == "standard" else None)
         assert record.cost.draft_ms > 0 and record.expected_speedup > 0
+        before = record.before_repeat
+        assert before.new_tokens <= record.new_tokens and before.target_calls <= record.target_calls
+    assert document["prompts"] == {"ids": {"chat": ["chat/1"], "code": ["code/1"]}, "skipped": {}}
+    assert out.startswith("2 prompts (chat 1, code 1)\n")
+    assert [(each["method"], each["temperature"], each["tasks"]) for each in document["overall"]] == [
+        (method, temperature, 2)
+        for temperature in (0.0, 1.0)
+        for method in ("autoregressive", "standard", "prompt lookup")
+    ]
     table = pathlib.Path("out/table.md").read_text()
     assert "equal to autoregressive: 1 of 1" in table and table in out
     # A third call has nothing to do but print.
@@ -183,12 +192,16 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
     config = benchmark.Benchmark(settings.TargetSettings(random=settings.RandomModel()), ())
     method = benchmark._methods(config)[0]
     acceptance = jax.tree.map(lambda x: x[None], metrics.from_matches(np.zeros((10, 0), bool)))
-    output = python_types.SimpleNamespace(lengths=np.array([2 + 11]), acceptance=acceptance)
+    origin = np.array([[0, 0, 1, *[5] * 10]], np.int8)
+    output = python_types.SimpleNamespace(
+        lengths=np.array([2 + 11]), acceptance=acceptance, origin=origin, tokens=np.arange(13)[None]
+    )
     run = runner.Decoded(output, prefill_seconds=100.0, decode_seconds=2.0)
     identity = benchmark._Identity(config, target, [method])
     costs = {0.0: {"autoregressive": python_types.SimpleNamespace(verify=0.2, draft=0.0)}}
     record = benchmark._record(config, identity, method, "chat", 0.0, target, [group], {"autoregressive": [run]}, costs)
     assert record.tokens_per_second == pytest.approx(10 / 2.0)
+    assert record.before_repeat.target_calls == record.target_calls == 10 and record.offered == ()
     assert (record.ttft_ms, record.tpot_ms) == (pytest.approx(100e3), pytest.approx(200.0))
 
 
@@ -210,6 +223,10 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
         (["filters.top_p=0.0"], "top_p 0.0"),
         (["prompts.file=none.jsonl"], "none.jsonl: No such file or directory"),
         (["prompts.tasks=[chatt]"], "did you mean 'chat'"),
+        (["prompts.per_task=0"], "per_task 0 is below 1"),
+        (["prompts.max_tokens=0"], "prompts.max_tokens: max_tokens 0 is below 1"),
+        (["prompts.max_tokens=3"], "prompts: all of task 'chat' have more than max_tokens 3 tokens"),
+        (["prompts.choose=random"], "prompts.choose: expected"),
         (["batch=2"], "batch 2 does not divide the 1 prompts of task 'chat'"),
         (["target={reference: nowhere.gguf}"], "nowhere.gguf"),
         (["target={reference: 'ftp:x'}"], "ftp"),
