@@ -4,13 +4,14 @@
 
 Every prompt is decoded by every method in turn, compilation outside the clocks. At temperature 0 the text of every
 lossless method is compared with autoregressive decoding token by token. Results go to a run folder, task by task; the
-tables and the last line also tell all tasks together (`overall`), and which prompts were chosen and how many were
-skipped. The same command resumes a run that was interrupted.
+tables and the last line also tell all tasks together (`overall`); `prompts.json` and the last line tell which prompts
+were chosen and how many were skipped. The same command resumes a run that was interrupted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 
@@ -92,6 +93,7 @@ def main(config: Benchmark) -> dict:
         if not all(folder.finished(identity.cell(method.name, task, temperature)) for method in methods)
     ]
     print(chosen.describe(), flush=True)
+    run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
     if not open_cells:
         return _finish(folder, chosen)
 

@@ -327,18 +327,10 @@ def _report(config: Doctor, target, pair: Pair, groups, measured: Measured) -> d
 
 
 def _markdown(report: dict[str, Any]) -> str:
-    line = lambda cells: "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
     header, *rows = report["table"]
-    found = [line((finding["status"], finding["name"], finding["text"])) for finding in report["findings"]]
-    lines = [
-        f"# {report['drafter']} on {report['target']}",
-        "",
-        report["verdict"],
-        "",
-        "| | | |",
-        "| --- | --- | --- |",
-    ]
-    lines += [*found, "", line(header), line(["---"] * len(header)), *map(line, rows), ""]
+    found = [(finding["status"], finding["name"], finding["text"]) for finding in report["findings"]]
+    lines = [f"# {report['drafter']} on {report['target']}", "", report["verdict"], ""]
+    lines += [*tables.markdown(("", "", ""), found), "", *tables.markdown(header, rows), ""]
     lines += [
         "Predicted, cut at each depth; 0 is autoregressive decoding. accepted: share of rounds that accept a draft "
         "there. tokens: emitted per round. verify, draft: in autoregressive steps. speedup: tokens / (verify + draft)."

@@ -57,8 +57,8 @@ def load_prompts(
       path: a JSONL file; None means the project's own set.
       tasks: keep these only; None keeps all.
       per_task: keep the first so many of each task; None keeps all.
-      choose: which come first: `file`, as they stand there; or `hashed`, tasks as they stand there and each one's prompts
-        by the sha256 of their ids, which draws a subset of a set whose order means something.
+      choose: which come first: `file`, as they stand there; or `hashed`, tasks as they stand there and each one's
+        prompts by the sha256 of their ids, which draws a subset of a set whose order means something.
 
     Raises:
       ValueError: a line that is no prompt (file and line number), an id used twice, an unknown task (with the nearest

@@ -34,10 +34,16 @@ _OVERALL_COLUMNS += ["before repeats: share", "tau", "alpha", "accepted at depth
 _MAX_BINS = 8  # of the printed histogram; the records hold all
 
 
+def markdown(headers: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table."""
+    line = lambda cells: "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return [line(headers), line(["---"] * len(headers)), *map(line, rows)]
+
+
 def results_table(results: Sequence[records.Record]) -> str:
     """Markdown: a row per task, temperature and method, the definitions, and a note for every speedup below 1."""
     group_headers, rows = _rows(results)
-    lines = _markdown([*group_headers, *_COLUMNS], [[*group, *columns] for group, columns in rows])
+    lines = markdown([*group_headers, *_COLUMNS], [[*group, *columns] for group, columns in rows])
     return "\n".join([*lines, "", DEFINITIONS, *(f"\n{note}" for note in notes(results))]) + "\n"
 
 
@@ -48,7 +54,7 @@ def report(results: Sequence[records.Record]) -> str:
 
 def overall_table(results: Sequence[records.Record]) -> str:
     """Markdown: a row per temperature and method, all tasks together, and the definitions."""
-    lines = _markdown(_OVERALL_COLUMNS, _overall_rows(results))
+    lines = markdown(_OVERALL_COLUMNS, _overall_rows(results))
     return "\n".join([*lines, "", OVERALL_DEFINITIONS]) + "\n"
 
 
@@ -61,11 +67,6 @@ def overall_terminal_table(results: Sequence[records.Record]) -> Any:
     for row in _overall_rows(results):
         table.add_row(*map(rich.text.Text, row))
     return table
-
-
-def _markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    cells = [headers, ["---"] * len(headers), *rows]
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
 
 
 def terminal_table(results: Sequence[records.Record]) -> Any:

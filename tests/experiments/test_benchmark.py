@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import benchmark, cli, greedy_check, records, runner, settings
-from jspec import generation, metrics
+from jspec import config as config_lib
+from jspec import generation, metrics, topology
 
 DEBUG = str(pathlib.Path(__file__).parents[2] / "configs" / "debug.yaml")
 
@@ -99,6 +100,22 @@ def test_a_prompt_is_sampled_alike_in_any_batch():
     assert (jax.random.key_data(both.keys)[1] == jax.random.key_data(second.keys)[0]).all()
     other = runner.group(prompts[1:], encoded, 256, 1)
     assert (jax.random.key_data(other.keys) != jax.random.key_data(second.keys)).any()
+
+
+def test_the_shipped_drafts_are_compared_as_they_say():
+    """Chains of 4 and 5, trees of 24 nodes, ten prompts a task."""
+    config = config_lib.load(benchmark.Benchmark, pathlib.Path(DEBUG).with_name("drafts.yaml"))
+    shapes = {}
+    for method in config.methods:
+        drafter = method.drafter
+        shapes[method.name] = drafter.dynamic.num_nodes if drafter.kind == "eagle" and drafter.dynamic else None
+        if shapes[method.name] is None:
+            shapes[method.name] = drafter.topology if drafter.kind != "medusa" else drafter.tree.topology.num_nodes
+        assert drafter.draft.reference.startswith("pretrained:smollm2-135m/")
+    chains = {"standard": topology.chain(4), "eagle 1": topology.chain(5), "eagle 3": topology.chain(5)}
+    assert shapes == {**chains, "medusa": 24, "eagle 3, dynamic tree": 24}
+    assert config.prompts == settings.PromptSubset(per_task=10, choose="hashed", max_tokens=1024)
+    assert config.temperatures == (0.0, 1.0) and config.max_new_tokens == 128
 
 
 def answer(tokens, prompt=(1, 2)):
