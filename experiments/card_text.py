@@ -49,7 +49,7 @@ def _benchmark_lines(benchmark: dict[str, Any]) -> list[str]:
         tasks = ", ".join(f"{task} {number}" for task, number in prompts["tasks"].items())
         told += f" for each of {sum(prompts['tasks'].values())} prompts of {prompts['file']} ({tasks})"
         if prompts["skipped"]:
-            told += f"; {sum(prompts['skipped'].values())} longer ones skipped"
+            told += f"; longer ones skipped: {sum(prompts['skipped'].values())}"
     headers = ["T", "method", "tau", "alpha", "accepted at depth", "tau before repeats", "accepted at depth"]
     rows = []
     for each in benchmark["methods"]:

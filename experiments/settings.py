@@ -275,7 +275,7 @@ class Chosen:
         counts = {task: len(ids) for task, ids in self.to_json()["ids"].items()}
         text = f"{len(self.encoded)} prompts ({listed(counts)})"
         if self.skipped:
-            text += f"; {sum(self.skipped.values())} longer ones skipped ({listed(self.skipped)})"
+            text += f"; longer ones skipped: {sum(self.skipped.values())} ({listed(self.skipped)})"
         return text
 
 

@@ -125,7 +125,7 @@ def test_a_benchmark_adds_its_figures_and_only_the_card_changes(runs, tmp_path, 
     document, *_ = last_line(capsys)
     digest = references.digest(shelf / "tiny" / "eagle1")
     assert {record["draft_sha256"] for record in document["records"] if record["method"] == "eagle"} == {digest}
-    weights = {path: path.stat().st_mtime_ns for path in shelf.rglob("*") if "card" not in path.name}
+    weights = {path: path.stat().st_mtime_ns for path in shelf.rglob("*.*") if "card" not in path.name}
 
     assert make("training=eagle1", f"out={shelf / 'tiny' / 'eagle1'}", f"benchmark={measured}") == 0
     document, *_ = last_line(capsys)
@@ -180,7 +180,7 @@ def test_what_is_no_finished_training(runs, tmp_path, monkeypatch, capsys):
         (["training=unfinished", "out=out"], "unfinished holds no draft: the training has not ended"),
         (["training=joint", "out=out"], "ship both by hand"),
         (["training=empty", "out=out"], "empty holds no finished cell"),
-        (["training=unfinished", "out="], "out is empty"),
+        (["training=unfinished", "out=''"], "out is empty"),
         (["training=unfinished", "out=out", "dtype=int8"], "dtype"),
     ):
         for name in ("unfinished", "joint", "empty"):

@@ -169,7 +169,7 @@ def test_long_prompts_are_skipped_and_the_next_ones_taken(tmp_path):
     assert found.skipped == {"x": 1, "y": 2}
     assert [len(ids) for ids in found.encoded.values()] == [5, 9, 3, 2]
     assert found.to_json() == {"ids": {"x": ["a", "b", "d"], "y": ["g"]}, "skipped": {"x": 1, "y": 2}}
-    assert found.describe() == "4 prompts (x 3, y 1); 3 longer ones skipped (x 1, y 2)"
+    assert found.describe() == "4 prompts (x 3, y 1); longer ones skipped: 3 (x 1, y 2)"
     # What is not looked at is not counted.
     assert choose(per_task=2, max_tokens=9).skipped == {"y": 2}
     assert choose(per_task=1).skipped == {} and choose().describe() == "7 prompts (x 4, y 3)"
