@@ -42,6 +42,20 @@ class GreedyCheck:
 
 
 @dataclasses.dataclass(frozen=True)
+class BeforeRepeat:
+    """The figures of a record over the tokens before the first repeated 8-gram of each answer (`jspec.rounds`)."""
+
+    new_tokens: int
+    target_calls: int
+    tau: float | None
+    alpha: float | None
+    acceptance_histogram: tuple[int, ...]
+    acceptance_by_position: tuple[float | None, ...]
+    offered: tuple[int, ...]
+    tested: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Published:
     """The number a paper gives for this cell, and where. None where it gives none."""
 
@@ -67,6 +81,12 @@ class Record:
     ttft_ms, tpot_ms: time to the first token, prefill that is; time per later token.
     speedup:       `metrics.Speedup.ratio_of_totals`; `speedup_ci` its interval.
     versions:      of python and the libraries.
+
+    What follows is missing in records of earlier versions:
+
+    draft_sha256:  of the draft's weights file, None where it has none.
+    offered, tested: target calls that offered, that tested a draft at depth 1, 2, ...
+    before_repeat: the same figures over a part of the answers.
     """
 
     method: str
@@ -99,6 +119,10 @@ class Record:
     versions: Mapping[str, str]
     seed: int
     config_hash: str
+    draft_sha256: str | None = None
+    offered: tuple[int, ...] | None = None
+    tested: tuple[int, ...] | None = None
+    before_repeat: BeforeRepeat | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; NaN, which JSON does not have, becomes None."""
@@ -117,7 +141,7 @@ class Record:
         return _build(cls, content, "record")
 
 
-_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published}
+_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published, "before_repeat": BeforeRepeat}
 
 
 def plain(value: Any) -> Any:
@@ -130,8 +154,9 @@ def plain(value: Any) -> Any:
 
 
 def _build(cls: type, content: Mapping[str, Any], name: str) -> Any:
-    known = {field.name for field in dataclasses.fields(cls)}
-    missing, unknown = sorted(known - content.keys()), sorted(content.keys() - known)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    missing, unknown = sorted(needed - content.keys()), sorted(content.keys() - fields.keys())
     if missing or unknown:
         raise ValueError(f"{name}: missing keys {missing}, unknown keys {unknown}")
     values = {}

@@ -177,6 +177,43 @@ def open_folder(
     return RunFolder(path, finished, cell_keys)
 
 
+@dataclasses.dataclass(frozen=True)
+class PastRun:
+    """What a run has left behind, read and not touched. Made by `read`.
+
+    path:        the folder.
+    environment: versions, device, the config's hash.
+    records:     plain data of the finished cells.
+    """
+
+    path: pathlib.Path
+    environment: dict[str, Any]
+    records: list[dict[str, Any]]
+
+
+def read(path: str | pathlib.Path, cell_keys: Sequence[str] = records.CELL_KEYS) -> PastRun:
+    """Look at a run folder, of whatever config.
+
+    Args:
+      path: the folder.
+      cell_keys: record keys that tell the cells apart.
+
+    Raises:
+      ValueError: it is no run's, nothing is finished in it, or its files are damaged.
+    """
+    path = pathlib.Path(path)
+    if not (path / "environment.json").is_file():
+        raise ValueError(f"{path} is no run folder: it has no environment.json")
+    environment, results = _read_environment(path / "environment.json"), path / "results.jsonl"
+    lines = results.read_bytes().split(b"\n")[:-1] if results.is_file() else []  # a cut-off last line is no record
+    found = [_parse_record(line, cell_keys) for line in lines]
+    if None in found:
+        raise ValueError(f"{results}, line {found.index(None) + 1}: not a record")
+    if not found:
+        raise ValueError(f"{path} holds no finished cell")
+    return PastRun(path, environment, found)
+
+
 def write_text_atomic(path: str | pathlib.Path, text: str) -> None:
     """Write a text file so that a reader, or a kill, meets the old content or the new, never a part.
 

@@ -37,6 +37,7 @@ class Summary:
     acceptance_histogram: target calls that accepted exactly a drafts, a = 0, 1, ...
     acceptance_by_position: unconditional, by depth 1, 2, ...
     conditional_acceptance_by_position: given that every shallower draft was accepted.
+    offered, tested: target calls that offered, that tested a draft at depth 1, 2, ...
     """
 
     new_tokens: int
@@ -48,6 +49,8 @@ class Summary:
     acceptance_histogram: tuple[int, ...]
     acceptance_by_position: tuple[float, ...]
     conditional_acceptance_by_position: tuple[float, ...]
+    offered: tuple[int, ...]
+    tested: tuple[int, ...]
 
 
 def summarize(acceptance: types.Acceptance, new_tokens: np.ndarray) -> Summary:
@@ -88,6 +91,8 @@ def summarize(acceptance: types.Acceptance, new_tokens: np.ndarray) -> Summary:
         acceptance_histogram=tuple(histogram.tolist()),
         acceptance_by_position=tuple(map(_ratio, accepted_at.tolist(), offered.tolist())),
         conditional_acceptance_by_position=tuple(map(_ratio, accepted_at.tolist(), tested.tolist())),
+        offered=tuple(offered.tolist()),
+        tested=tuple(tested.tolist()),
     )
 
 

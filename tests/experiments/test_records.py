@@ -9,7 +9,7 @@ from experiments import records
 # The keys a record has, in order, as documented for those who read results.jsonl.
 KEYS = """method drafter verifier lossless target draft task temperature batch num_prompts new_tokens target_calls tau
 alpha acceptance_histogram acceptance_by_position tokens_per_second ttft_ms tpot_ms speedup speedup_ci expected_speedup
-cost greedy_check published device dtype versions seed config_hash""".split()
+cost greedy_check published device dtype versions seed config_hash draft_sha256 offered tested before_repeat""".split()
 
 
 def test_keys_are_those_documented(make_record):
@@ -18,13 +18,27 @@ def test_keys_are_those_documented(make_record):
     assert list(content["cost"]) == ["autoregressive_ms", "verify_ms", "draft_ms", "c"]
     assert list(content["greedy_check"]) == ["prompts", "equal", "near_ties"]
     assert list(content["published"]) == ["paper", "table", "row", "speedup", "tau", "alpha"]
+    assert list(content["before_repeat"]) == [
+        *("new_tokens", "target_calls", "tau", "alpha", "acceptance_histogram", "acceptance_by_position"),
+        *("offered", "tested"),
+    ]
     assert set(records.CELL_KEYS) <= set(KEYS)
 
 
-@pytest.mark.parametrize("changes", [{}, {"cost": None, "greedy_check": None, "published": None, "draft": None}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"cost": None, "greedy_check": None, "published": None, "draft": None, "before_repeat": None}]
+)
 def test_a_record_survives_json(make_record, changes):
     before = make_record(**changes)
     assert records.Record.from_json(json.loads(json.dumps(before.to_json()))) == before
+
+
+def test_records_of_earlier_versions_are_read(make_record):
+    content = make_record().to_json()
+    for name in ("draft_sha256", "offered", "tested", "before_repeat"):
+        del content[name]
+    record = records.Record.from_json(content)
+    assert record == make_record(draft_sha256=None, offered=None, tested=None, before_repeat=None)
 
 
 def test_nan_becomes_none_since_json_has_no_nan(make_record):

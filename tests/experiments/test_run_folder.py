@@ -192,3 +192,24 @@ def test_atomic_writing_keeps_the_old_text_when_it_fails(tmp_path, monkeypatch):
     monkeypatch.undo()
     run_folder.write_text_atomic(path, "new")
     assert path.read_text() == "new"
+
+
+def test_looking_at_a_past_run_touches_nothing(tmp_path):
+    keys = ("task", "temperature")
+    for path, message in ((tmp_path / "none", "none is no run folder"), (tmp_path, "is no run folder")):
+        with pytest.raises(ValueError, match=message):
+            run_folder.read(path, keys)
+    folder = open_folder(tmp_path / "run")
+    with pytest.raises(ValueError, match="run holds no finished cell"):
+        run_folder.read(folder.path, keys)
+    run_cells(folder, until=3)
+    results_file = folder.path / "results.jsonl"
+    results_file.write_bytes(results_file.read_bytes() + b'{"task": "co')  # cut off by a kill
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    found = run_folder.read(folder.path, keys)
+    assert found.records == folder.records and found.path == folder.path
+    assert found.environment["config_hash"] == run_folder.config_hash(Config(), {})
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    results_file.write_text('{"task": "chat"}\n')
+    with pytest.raises(ValueError, match="results.jsonl, line 1: not a record"):
+        run_folder.read(folder.path, keys)
