@@ -223,6 +223,8 @@ class BoundEagle(objectives.Bound):
     def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
         """The native layout of `eagle_files`, the draft vocabulary with it."""
         params: dict[str, Any] = dict(draft.trained)
+        if self.config.version == 3 and "head" not in params:
+            params["head"] = draft.vocabulary.matrix.astype(params["fc"].dtype)
         if self.config.vocab_size < self.config.layer.vocab_size:
             params["draft_ids"] = draft.vocabulary.ids
         eagle_files.save(heads_lib.EagleHead(params, self.config), target, path, base_model=base_model)
