@@ -6,7 +6,8 @@
     GSM8K         question, answer                task `maths`
     seed tasks    id, instruction, instances      the instruction and its first input; task `instructions`
 
-The set that comes with the project is ours: five prompts for each of six tasks.
+Two sets come with the project. `package:builtin` is for measuring: five prompts for each of six tasks. `package:training`
+is for making training text: 442 prompts of five kinds, none of them in the other set or in Spec-Bench.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any, Literal
 
 from jspec import config
 
-BUILTIN = pathlib.Path(__file__).parent / "prompts" / "builtin.jsonl"
+PACKAGED = "package:"
+BUILTIN = f"{PACKAGED}builtin"
+_FOLDER = pathlib.Path(__file__).parent / "prompts"
 
 # The categories that Spec-Bench took over from MT-bench; it reports them as one subtask.
 _MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -54,7 +57,7 @@ def load_prompts(
     """Read a prompt set.
 
     Args:
-      path: a JSONL file; None means the project's own set.
+      path: a JSONL file, or `package:` and the name of a set that comes with the project; None means `package:builtin`.
       tasks: keep these only; None keeps all.
       per_task: keep the first so many of each task; None keeps all.
       choose: which come first: `file`, as they stand there; or `hashed`, tasks as they stand there and each one's
@@ -65,7 +68,7 @@ def load_prompts(
         one), `per_task` below 1, or nothing to read.
       OSError: the file cannot be read.
     """
-    path = BUILTIN if path is None else pathlib.Path(path)
+    path = _locate(BUILTIN if path is None else path)
     prompts = _read(path)
     known = list(dict.fromkeys(prompt.task for prompt in prompts))
     for task in known if tasks is None else tasks:
@@ -94,6 +97,16 @@ def first_of_each(prompts: Sequence[Prompt], per_task: int | None) -> tuple[Prom
         if per_task is None or seen[prompt.task] <= per_task:
             chosen.append(prompt)
     return tuple(chosen)
+
+
+def _locate(path: str | pathlib.Path) -> pathlib.Path:
+    if not str(path).startswith(PACKAGED):
+        return pathlib.Path(path)
+    name = str(path).removeprefix(PACKAGED)
+    known = sorted(file.stem for file in _FOLDER.glob("*.jsonl"))
+    if name not in known:
+        raise ValueError(f"no set {name!r} comes with the project; {config.nearest(name, known)}")
+    return _FOLDER / f"{name}.jsonl"
 
 
 def _read(path: pathlib.Path) -> list[Prompt]:

@@ -82,7 +82,7 @@ class TargetSettings:
 class PromptSettings:
     """The prompts.
 
-    file:     a JSONL file (see `prompt_sets`); None means the project's own set.
+    file:     a JSONL file or a set that comes with the project (see `prompt_sets`); None means `package:builtin`.
     tasks:    keep these; None keeps all.
     per_task: keep the first so many of each; None keeps all.
     chat:     put each into the target's chat template.

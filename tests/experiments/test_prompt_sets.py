@@ -27,6 +27,14 @@ def error(path, **settings):
     return str(caught.value)
 
 
+def test_the_set_for_training_shares_no_prompt_with_the_one_for_measuring():
+    training, measuring = (prompt_sets.load_prompts(f"package:{name}") for name in ("training", "builtin"))
+    assert measuring == prompt_sets.load_prompts()
+    assert len({prompt.prompt for prompt in training}) == len(training) == 442
+    assert not {prompt.prompt for prompt in training} & {prompt.prompt for prompt in measuring}
+    assert "no set 'trainig' comes with the project; did you mean 'training'" in error("package:trainig")
+
+
 def test_the_projects_own_set():
     prompts = prompt_sets.load_prompts()
     assert collections.Counter(prompt.task for prompt in prompts) == dict.fromkeys(TASKS, 5)
