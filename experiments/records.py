@@ -42,6 +42,15 @@ class GreedyCheck:
 
 
 @dataclasses.dataclass(frozen=True)
+class Latency:
+    """Milliseconds that half, nine tenths and all but a hundredth stay within; see `metrics.inter_token_latency`."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Published:
     """The number a paper gives for this cell, and where. None where it gives none."""
 
@@ -67,6 +76,15 @@ class Record:
     ttft_ms, tpot_ms: time to the first token, prefill that is; time per later token.
     speedup:       `metrics.Speedup.ratio_of_totals`; `speedup_ci` its interval.
     versions:      of python and the libraries.
+
+    Those with a default came later; records written before lack them.
+
+    tau_ci, alpha_ci: bootstrap intervals over prompts.
+    mean_accepted: accepted drafts per target call; the corrected or bonus token is not one.
+    conditional_acceptance_by_position: accepted at depth i / rounds that tested a draft there.
+    offered_by_position, tested_by_position: the denominators of the two rates by position, to pool records by.
+    inter_token_ms: time between deliveries; the rounds of one call are taken to be equally long
+                    (`metrics.equal_gaps`).
     """
 
     method: str
@@ -99,12 +117,20 @@ class Record:
     versions: Mapping[str, str]
     seed: int
     config_hash: str
+    tau_ci: tuple[float, float] | None = None
+    alpha_ci: tuple[float, float] | None = None
+    mean_accepted: float | None = None
+    conditional_acceptance_by_position: tuple[float | None, ...] = ()
+    offered_by_position: tuple[int, ...] = ()
+    tested_by_position: tuple[int, ...] = ()
+    inter_token_ms: Latency | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; NaN, which JSON does not have, becomes None."""
         content = plain(dataclasses.asdict(self))
-        if self.speedup_ci is not None and None in content["speedup_ci"]:
-            content["speedup_ci"] = None
+        for name in ("speedup_ci", "tau_ci", "alpha_ci"):
+            if content[name] is not None and None in content[name]:
+                content[name] = None
         return content
 
     @classmethod
@@ -117,7 +143,7 @@ class Record:
         return _build(cls, content, "record")
 
 
-_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published}
+_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published, "inter_token_ms": Latency}
 
 
 def plain(value: Any) -> Any:
@@ -130,8 +156,10 @@ def plain(value: Any) -> Any:
 
 
 def _build(cls: type, content: Mapping[str, Any], name: str) -> Any:
-    known = {field.name for field in dataclasses.fields(cls)}
-    missing, unknown = sorted(known - content.keys()), sorted(content.keys() - known)
+    fields = dataclasses.fields(cls)
+    known = {field.name for field in fields}
+    needed = {field.name for field in fields if field.default is dataclasses.MISSING or cls is not Record}
+    missing, unknown = sorted(needed - content.keys()), sorted(content.keys() - known)
     if missing or unknown:
         raise ValueError(f"{name}: missing keys {missing}, unknown keys {unknown}")
     values = {}

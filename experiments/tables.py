@@ -27,11 +27,19 @@ _MAX_BINS = 8  # of the printed histogram; the records hold all
 
 def results_table(results: Sequence[records.Record]) -> str:
     """Markdown: a row per task, temperature and method, the definitions, and a note for every speedup below 1."""
+    return "\n".join([markdown(*cells(results)), "", DEFINITIONS, *(f"\n{note}" for note in notes(results))]) + "\n"
+
+
+def cells(results: Sequence[records.Record]) -> tuple[list[str], list[list[str]]]:
+    """The table's headers and rows."""
     group_headers, rows = _rows(results)
-    headers = [*group_headers, *_COLUMNS]
-    cells = [headers, ["---"] * len(headers), *([*group, *columns] for group, columns in rows)]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
-    return "\n".join([*lines, "", DEFINITIONS, *(f"\n{note}" for note in notes(results))]) + "\n"
+    return [*group_headers, *_COLUMNS], [[*group, *columns] for group, columns in rows]
+
+
+def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, without a line end behind it."""
+    lines = [headers, ["---"] * len(headers), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def terminal_table(results: Sequence[records.Record]) -> Any:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import pytest
 
@@ -54,7 +56,7 @@ def make_record():
             seed=0,
             config_hash="0123456789",
         )
-        assert not changes.keys() - values.keys()
+        assert not changes.keys() - {field.name for field in dataclasses.fields(records.Record)}
         return records.Record(**{**values, **changes})
 
     return make
