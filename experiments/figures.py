@@ -119,7 +119,7 @@ def draw(cells: Sequence[reported.Cell], comparisons: Sequence[expectation.Compa
             "Alpha, tau and gamma",
             "The same draft at several draft lengths (for a tree: depths). Dashed: (1 - alpha^(gamma + 1)) / (1 - "
             "alpha) with the alpha measured there, which equally likely and independent acceptances would give.",
-            _alpha_and_gamma(drafting, colors),
+            _alpha_and_gamma(drafting),
         ),
         (
             MEASURED_AND_EXPECTED,
@@ -189,6 +189,9 @@ def _speedup(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
     def plot():
         tasks = list(dict.fromkeys(cell.record.task for cell in cells))
         figure, panels = _panels(cells, 2.9, stacked=True)
+        points = [cell.record.speedup for cell in cells]
+        ends = [cell.record.speedup_ci[1] for cell in cells if cell.record.speedup_ci]
+        highest = max(1, min(max([*points, *ends]), 2 * max(points)))  # one bar without end must not flatten the rest
         step = min(0.8 / max(len(colors.labels), 1), 0.16)
         for panel, members in panels:
             panel.axhline(1, color=_INK, linewidth=0.8)
@@ -210,7 +213,7 @@ def _speedup(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
                     capsize=2.5,
                     label=label,
                 )
-            panel.set(ylabel="speedup", xlim=(-0.6, len(tasks) - 0.4), ylim=(0, None))
+            panel.set(ylabel="speedup", xlim=(-0.6, len(tasks) - 0.4), ylim=(0, 1.05 * highest))
             panel.set_xticks(range(len(tasks)), [task.replace("_", " ") for task in tasks])
             panel.grid(axis="x", visible=False)
         _legend(figure, [panel for panel, _ in panels])
@@ -327,22 +330,29 @@ def _tau_and_speedup(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | 
     return plot if cells else None
 
 
-def _alpha_and_gamma(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
+def _alpha_and_gamma(cells: Sequence[reported.Cell]) -> Plot | None:
     series = {}
     for cell in cells:
         if cell.record.alpha is not None:
-            record = cell.record
-            series.setdefault((cell.group, record.drafter, record.draft, record.verifier), []).append(cell)
+            record = cell.record  # answers to more prompts are another measurement
+            key = cell.group, record.drafter, record.draft, record.verifier, record.num_prompts
+            series.setdefault(key, []).append(cell)
     series = {key: own for key, own in series.items() if len({cell.depth for cell in own}) > 1}
 
     def plot():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH, 3.6))
         left, right = figure.subplots(1, 2)
         groups = list(dict.fromkeys(group for group, *_ in series))
-        for i, ((group, drafter, draft, verifier), own) in enumerate(series.items()):
+        drafts = {draft for _, _, draft, *_ in series}
+        for i, ((group, drafter, draft, verifier, _), own) in enumerate(series.items()):
             depths = sorted({cell.depth for cell in own})
             alphas, taus = np.array([_pooled([c for c in own if c.depth == depth]) for depth in depths]).T
-            parts = [drafter, draft, verifier if verifier != "rejection" else None, reported.group_name(group, groups)]
+            parts = [
+                drafter,
+                draft if len(drafts) > 1 else None,
+                verifier if verifier != "rejection" else None,
+                reported.group_name(group, groups),
+            ]
             look = dict(color=_COLORS[i % len(_COLORS)], marker=_MARKERS[i // len(_COLORS) % len(_MARKERS)])
             left.plot(depths, alphas, label=", ".join(filter(None, parts)), **look)
             right.plot(depths, taus, **look)
@@ -353,7 +363,7 @@ def _alpha_and_gamma(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | 
         right.set(xlabel="gamma", ylabel="tau", ylim=(1, None))
         for panel in (left, right):
             panel.xaxis.get_major_locator().set_params(integer=True)
-        _legend(figure, [left])
+        _legend(figure, [left], columns=2 if len(drafts) > 1 else 4)
         return figure
 
     return plot if series else None

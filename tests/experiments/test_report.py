@@ -4,10 +4,11 @@ import dataclasses
 import html.parser
 import json
 import re
+import xml.etree.ElementTree
 
 import pytest
 
-from experiments import beside_paper, expectation, figures, grids, records, report, reported
+from experiments import beside_paper, expectation, figures, grids, records, report, report_page, reported
 from tests.experiments import run_folders
 
 PUBLISHED = run_folders.PUBLISHED
@@ -141,6 +142,24 @@ def test_runs_that_share_a_methods_name_are_told_apart(tmp_path, make_record):
     assert found[1].baseline is found[0].record and found[0].is_baseline
 
 
+def test_the_same_method_of_two_runs_can_be_compared_token_by_token(tmp_path, make_record):
+    record = run_folders.pair(make_record)[1]
+    origins = {"first": ["prefill", "corrected", "corrected"], "second": ["prefill", "accepted", "bonus"]}
+    runs = [
+        reported.load(
+            run_folders.write(tmp_path / name, [record], [run_folders.trace(record, ["a", "b", "c"], origins[name])])
+        )
+        for name in origins
+    ]
+    (example,) = report_page.examples(runs, reported.cells(runs))
+    assert example.title == "chat, prompt chat/1, T = 0" and example.prompt == "Why?"
+    # The larger tau comes first: two tokens in one round, against two rounds.
+    assert [(answer.label, answer.tau) for answer in example.answers] == [
+        ("standard (second)", 2.0),
+        ("standard (first)", 1.0),
+    ]
+
+
 def test_cells_that_differ_in_a_setting_do_not_share_a_table(cells, make_record):
     found = cells(run_folders.pair(make_record), run_folders.pair(make_record, batch=4))
     titles = [grid.title for grid in beside_paper.alone(found)]
@@ -249,7 +268,10 @@ def test_table_md_is_the_same_in_markdown(capsys, full_run, tmp_path):
     theirs = "single TPU-v4, batch size 1 (T5-XXL wall-clock); alpha measured on 10K target-generated tokens"
     assert ["hardware", theirs, "cpu, float32, batch 1"] in rows
     for name in PICTURES:
-        assert f"({name}.svg)" in text and (tmp_path / "deep" / "out" / f"{name}.svg").exists()
+        assert f"({name}.svg)" in text
+        drawing = (tmp_path / "deep" / "out" / f"{name}.svg").read_text()
+        assert xml.etree.ElementTree.fromstring(drawing)[0].get("fill") == "#ffffff"  # a page of its own
+        assert "#010203" not in drawing and "currentColor" not in drawing
     assert grids.TAU in text and "▼ standard (chat, T = 0), 0.52: rounds slower than alone" in text
 
 
