@@ -3,19 +3,21 @@
     python -m experiments.benchmark configs/quickstart.yaml [dotted.key=value ...]
 
 Every prompt is decoded by every method in turn, compilation outside the clocks. At temperature 0 the text of every
-lossless method is compared with autoregressive decoding token by token. Results go to a run folder; the same command
-resumes a run that was interrupted.
+lossless method is compared with autoregressive decoding token by token. Results go to a run folder, task by task; the
+tables and the last line also tell all tasks together (`overall`); `prompts.json` and the last line tell which prompts
+were chosen and how many were skipped. The same command resumes a run that was interrupted.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import cli, greedy_check, prompt_sets, records, run_folder, runner, settings, tables, traces
+from experiments import cli, greedy_check, overall, prompt_sets, records, run_folder, runner, settings, tables, traces
 from jspec import costs, drafters, metrics, types
 from jspec import sampling as sampling_lib
 
@@ -40,7 +42,7 @@ class Benchmark:
 
     target: settings.TargetSettings
     methods: tuple[settings.Method, ...]
-    prompts: settings.PromptSettings = settings.PromptSettings()
+    prompts: settings.PromptSubset = settings.PromptSubset()
     temperatures: tuple[float, ...] = (0.0, 1.0)
     filters: settings.Filters = settings.Filters()
     max_new_tokens: int = 128
@@ -72,12 +74,13 @@ class Benchmark:
 def main(config: Benchmark) -> dict:
     """Run every cell that has no record yet."""
     settings.check_references(config.target, *(method.drafter for method in config.methods))
-    prompts = settings.load_prompts(config.prompts)
-    tasks = _tasks(prompts, config.batch)
+    given = prompt_sets.load_prompts(config.prompts.file, config.prompts.tasks, choose=config.prompts.choose)
+    _tasks(prompt_sets.first_of_each(given, config.prompts.per_task), config.batch)
     folder = run_folder.open_folder(config.run.folder, config)
 
     target = settings.load_target(config.target)
-    encoded = dict(zip(prompts, settings.encode(target, prompts, config.prompts)))
+    chosen = settings.choose_prompts(target, given, config.prompts)
+    tasks, encoded = _tasks(chosen.prompts, config.batch), chosen.encoded
     needed = max(map(len, encoded.values())) + config.max_new_tokens
     methods = _methods(config)
     programs = {}
@@ -93,8 +96,10 @@ def main(config: Benchmark) -> dict:
         for task in tasks
         if not all(folder.finished(identity.cell(method.name, task, temperature)) for method in methods)
     ]
+    print(chosen.describe(), flush=True)
+    run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
     if not open_cells:
-        return _finish(folder)
+        return _finish(folder, chosen)
 
     groups = {
         task: [runner.group(batch, encoded, capacity, config.seed) for batch in batches]
@@ -130,7 +135,7 @@ def main(config: Benchmark) -> dict:
                     traces.append(folder.path, answers)
                     folder.append(record.to_json())
             folder.write_table(_table(folder))
-    return _finish(folder)
+    return _finish(folder, chosen)
 
 
 class _Identity:
@@ -148,6 +153,9 @@ class _Identity:
             "device": run_folder.device_name(environment),
             "versions": environment["versions"],
             "config_hash": run_folder.config_hash(config),
+        }
+        self.draft_sha256 = {
+            method.name: settings.draft_digest(getattr(method.drafter, "draft", None)) for method in methods
         }
 
     def cell(self, method: str, task: str, temperature: float) -> dict:
@@ -185,6 +193,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
     depth = len(summary.acceptance_histogram) - 1
     draft = getattr(method.drafter, "draft", None)
     per_call = cost.draft / depth / ar_seconds if draft is not None and depth else None
+    before = runner.before_repeat(own, groups, depth, config.max_new_tokens)
     _, tpot = metrics.latency(np.zeros(len(own)), metrics.Calls(own_calls.tokens + 1, own_calls.seconds))
     return records.Record(
         method=method.name,
@@ -212,27 +221,35 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         greedy_check=check,
         published=None,
         **identity.circumstances,
+        draft_sha256=identity.draft_sha256[method.name],
+        offered=summary.offered,
+        tested=summary.tested,
+        before_repeat=records.BeforeRepeat(
+            **{field.name: getattr(before, field.name) for field in dataclasses.fields(records.BeforeRepeat)}
+        ),
         tau_ci=sure.tau,
         alpha_ci=sure.alpha,
         mean_accepted=summary.mean_accepted,
         conditional_acceptance_by_position=summary.conditional_acceptance_by_position,
-        offered_by_position=summary.offered_by_position,
-        tested_by_position=summary.tested_by_position,
         inter_token_ms=records.Latency(*metrics.inter_token_latency(runner.landing_gaps(own))),
     )
 
 
 def _table(folder: run_folder.RunFolder) -> str:
-    return tables.results_table([records.Record.from_json(record) for record in folder.records])
+    return tables.report([records.Record.from_json(record) for record in folder.records])
 
 
-def _finish(folder: run_folder.RunFolder) -> dict:
+def _finish(folder: run_folder.RunFolder, chosen: settings.Chosen) -> dict:
     """Table on the disk and in the terminal. Too many near-ties fail the run."""
     results = [records.Record.from_json(record) for record in folder.records]
     folder.write_table(_table(folder))
     cli.show(results)
     greedy_check.limit_near_ties(results)
-    return folder.document()
+    return {
+        **folder.document(),
+        "overall": [each.to_json() for each in overall.overall(results)],
+        "prompts": chosen.to_json(),
+    }
 
 
 if __name__ == "__main__":

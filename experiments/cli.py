@@ -122,14 +122,18 @@ def _print_document(document: Mapping[str, Any]) -> None:
 
 
 def show(results: Sequence[records.Record]) -> None:
-    """Print the results table on stdout: as rich draws it in a terminal, else as Markdown."""
+    """Print the results tables on stdout: as rich draws them in a terminal, else as Markdown."""
     if not sys.stdout.isatty():
-        print(tables.results_table(results))
+        print(tables.report(results))
         return
     console = rich.console.Console()
-    console.print(tables.terminal_table(results))
-    for line in (tables.DEFINITIONS, *tables.notes(results)):
-        console.print(line, markup=False, highlight=False)
+    for table, lines in (
+        (tables.terminal_table(results), (tables.DEFINITIONS, *tables.notes(results))),
+        (tables.overall_terminal_table(results), (tables.OVERALL_DEFINITIONS,)),
+    ):
+        console.print(table)
+        for line in lines:
+            console.print(line, markup=False, highlight=False)
 
 
 def show_values(values: Mapping[str, Any]) -> None:

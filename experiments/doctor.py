@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from experiments import cli, diagnosis, greedy_check, records, run_folder, runner, settings, tables
-from jspec import costs, decode, drafters, generation, types
+from jspec import costs, decode, drafters, generation, rounds, types
 from jspec import sampling as sampling_lib
 from jspec.drafters import eagle, standard
 from jspec.weights import head_files, load, medusa_files, pairing
@@ -146,9 +146,9 @@ def pair_up(drafter: types.Drafter, target: types.Target) -> Pair:
     else:
         # A draft model is loaded here, and not by `build`, so that one of another vocabulary can be looked at.
         if isinstance(drafter, standard.Standard):
-            loaded = load.load_target(reference, sha256=draft.sha256, dtype=target.model.dtype)
+            loaded = load.load_target(reference, sha256=draft.sha256, dtype=target.model.dtype, lender=target)
             vocabulary, recorded = _vocabulary(target, loaded), loaded.provenance.trained_for
-            ids = drafter.vocabulary and drafter.vocabulary.load(target)
+            ids = standard.draft_ids(loaded, target, drafter.vocabulary)
             bound, params = standard.bind(drafter.topology, target, loaded.model, ids)
         else:
             forced = dataclasses.replace(drafter, draft=dataclasses.replace(draft, force=True))
@@ -263,17 +263,13 @@ def _greedy(
     return diagnosis.Finding(name, "ok", tables.greedy_text(check))
 
 
-def _accepted_by_round(decoded: runner.Decoded) -> list[list[int]]:
-    """Of each row, accepted drafts by round: a round ends with a token that was no draft."""
-    rows = []
-    for origin, length in zip(decoded.output.origin, decoded.output.lengths):
-        new = origin[:length]
-        new = new[np.flatnonzero(new != decode.PROMPT)[1:]]  # prefill's token belongs to no round
-        ends = np.flatnonzero(new != decode.ACCEPTED)
-        counts = np.diff(np.concatenate([[-1], ends])) - 1
-        left = len(new) - (ends[-1] + 1 if len(ends) else 0)
-        rows.append([*counts.tolist(), *([left] if left else [])])
-    return rows
+def _accepted_by_round(decoded: runner.Decoded, group: runner.Group) -> list[list[int]]:
+    """Of each row, accepted drafts by round."""
+    output = decoded.output
+    return [
+        rounds.of_answer(origin[start:end]).accepted.tolist()
+        for origin, start, end in zip(output.origin, np.asarray(group.lengths), output.lengths)
+    ]
 
 
 # The report.
@@ -298,7 +294,8 @@ def _report(config: Doctor, target, pair: Pair, groups, measured: Measured) -> d
         diagnosis.acceptance(pair.method, summary, expected),
     ]
     if pair.method.by_call:  # others find more or less from text to text
-        findings.append(diagnosis.decay([row for run in measured.decoded[NAME] for row in _accepted_by_round(run)]))
+        accepted = map(_accepted_by_round, measured.decoded[NAME], groups)
+        findings.append(diagnosis.decay([row for rows in accepted for row in rows]))
     findings.append(diagnosis.prices(pair.method, expected, step, measured.passes))
     findings.append(diagnosis.speed(expected, speed))
     environment = run_folder.environment()
@@ -330,18 +327,10 @@ def _report(config: Doctor, target, pair: Pair, groups, measured: Measured) -> d
 
 
 def _markdown(report: dict[str, Any]) -> str:
-    line = lambda cells: "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
     header, *rows = report["table"]
-    found = [line((finding["status"], finding["name"], finding["text"])) for finding in report["findings"]]
-    lines = [
-        f"# {report['drafter']} on {report['target']}",
-        "",
-        report["verdict"],
-        "",
-        "| | | |",
-        "| --- | --- | --- |",
-    ]
-    lines += [*found, "", line(header), line(["---"] * len(header)), *map(line, rows), ""]
+    found = [(finding["status"], finding["name"], finding["text"]) for finding in report["findings"]]
+    lines = [f"# {report['drafter']} on {report['target']}", "", report["verdict"], ""]
+    lines += [*tables.markdown(("", "", ""), found), "", *tables.markdown(header, rows), ""]
     lines += [
         "Predicted, cut at each depth; 0 is autoregressive decoding. accepted: share of rounds that accept a draft "
         "there. tokens: emitted per round. verify, draft: in autoregressive steps. speedup: tokens / (verify + draft)."

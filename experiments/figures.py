@@ -253,8 +253,8 @@ def pooled_by_position(cells: Sequence[reported.Cell]) -> tuple[np.ndarray, np.n
         own = histogram[::-1].cumsum()[::-1]  # target calls that accepted at least so many
         accepted[: cell.depth] += own[1:]
         record = cell.record
-        offered[: cell.depth] += record.offered_by_position or np.full(cell.depth, own[0])
-        tested[: cell.depth] += record.tested_by_position or own[:-1]
+        offered[: cell.depth] += record.offered or np.full(cell.depth, own[0])
+        tested[: cell.depth] += record.tested or own[:-1]
     with np.errstate(invalid="ignore"):
         return accepted / offered, accepted / tested
 

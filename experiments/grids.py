@@ -33,7 +33,7 @@ class Grid:
     def markdown(self, *, titled: bool = True) -> str:
         """With its notes, and its title above."""
         title = [f"### {self.title}"] if titled else []
-        return "\n\n".join([*title, tables.markdown(self.headers, self.rows), *self.notes])
+        return "\n\n".join([*title, "\n".join(tables.markdown(self.headers, self.rows)), *self.notes])
 
 
 def results(cells: Sequence[reported.Cell]) -> Grid:
@@ -43,6 +43,15 @@ def results(cells: Sequence[reported.Cell]) -> Grid:
     words = headers.index("method") + 1
     slow = tuple(tables.notes(renamed))
     return Grid("All cells", tuple(headers), tuple(map(tuple, rows)), (tables.DEFINITIONS, *slow), words)
+
+
+def overall(runs: Sequence[reported.Run]) -> Grid:
+    """Every method of every run over all its tasks."""
+    headers, rows = [], []
+    for run in runs:
+        headers, own = tables.overall_cells(run.records)
+        rows += [(str(run.path), *row) for row in own]
+    return Grid("All tasks together", ("run", *headers), tuple(rows), (tables.OVERALL_DEFINITIONS, TAU), words=3)
 
 
 def details(cells: Sequence[reported.Cell]) -> Grid:

@@ -12,10 +12,11 @@ The set that comes with the project is ours: five prompts for each of six tasks.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from jspec import config
 
@@ -41,15 +42,23 @@ class Prompt:
     system: str | None = None
 
 
+Order = Literal["file", "hashed"]
+
+
 def load_prompts(
-    path: str | pathlib.Path | None = None, tasks: Sequence[str] | None = None, per_task: int | None = None
+    path: str | pathlib.Path | None = None,
+    tasks: Sequence[str] | None = None,
+    per_task: int | None = None,
+    choose: Order = "file",
 ) -> tuple[Prompt, ...]:
-    """Read a prompt set, in the order of the file.
+    """Read a prompt set.
 
     Args:
       path: a JSONL file; None means the project's own set.
       tasks: keep these only; None keeps all.
       per_task: keep the first so many of each task; None keeps all.
+      choose: which come first: `file`, as they stand there; or `hashed`, tasks as they stand there and each one's
+        prompts by the sha256 of their ids, which draws a subset of a set whose order means something.
 
     Raises:
       ValueError: a line that is no prompt (file and line number), an id used twice, an unknown task (with the nearest
@@ -57,8 +66,6 @@ def load_prompts(
       OSError: the file cannot be read.
     """
     path = BUILTIN if path is None else pathlib.Path(path)
-    if per_task is not None and per_task < 1:
-        raise ValueError(f"per_task {per_task} is below 1")
     prompts = _read(path)
     known = list(dict.fromkeys(prompt.task for prompt in prompts))
     for task in known if tasks is None else tasks:
@@ -66,11 +73,25 @@ def load_prompts(
             raise ValueError(f"{path}: no task {task!r}; {config.nearest(task, known)}")
     if tasks is not None and not tasks:
         raise ValueError(f"{path}: the list of tasks is empty; known: {', '.join(sorted(known))}")
-    seen = dict.fromkeys(known, 0)
+    if choose == "hashed":
+        place = {task: index for index, task in enumerate(known)}
+        prompts.sort(key=lambda prompt: (place[prompt.task], hashlib.sha256(prompt.id.encode()).digest()))
+    return first_of_each([prompt for prompt in prompts if tasks is None or prompt.task in tasks], per_task)
+
+
+def first_of_each(prompts: Sequence[Prompt], per_task: int | None) -> tuple[Prompt, ...]:
+    """The first so many prompts of each task, in their order; None keeps all.
+
+    Raises:
+      ValueError: `per_task` is below 1.
+    """
+    if per_task is not None and per_task < 1:
+        raise ValueError(f"per_task {per_task} is below 1")
+    seen: dict[str, int] = {}
     chosen = []
     for prompt in prompts:
-        seen[prompt.task] += 1
-        if (tasks is None or prompt.task in tasks) and (per_task is None or seen[prompt.task] <= per_task):
+        seen[prompt.task] = seen.get(prompt.task, 0) + 1
+        if per_task is None or seen[prompt.task] <= per_task:
             chosen.append(prompt)
     return tuple(chosen)
 

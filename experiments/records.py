@@ -42,6 +42,20 @@ class GreedyCheck:
 
 
 @dataclasses.dataclass(frozen=True)
+class BeforeRepeat:
+    """The figures of a record over the tokens before the first repeated 8-gram of each answer (`jspec.rounds`)."""
+
+    new_tokens: int
+    target_calls: int
+    tau: float | None
+    alpha: float | None
+    acceptance_histogram: tuple[int, ...]
+    acceptance_by_position: tuple[float | None, ...]
+    offered: tuple[int, ...]
+    tested: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Latency:
     """Milliseconds that half, nine tenths and all but a hundredth stay within; see `metrics.inter_token_latency`."""
 
@@ -77,12 +91,14 @@ class Record:
     speedup:       `metrics.Speedup.ratio_of_totals`; `speedup_ci` its interval.
     versions:      of python and the libraries.
 
-    Those with a default came later; records written before lack them.
+    What follows is missing in records of earlier versions:
 
+    draft_sha256:  of the draft's weights file, None where it has none.
+    offered, tested: target calls that offered, that tested a draft at depth 1, 2, ...
+    before_repeat: the same figures over a part of the answers.
     tau_ci, alpha_ci: bootstrap intervals over prompts.
     mean_accepted: accepted drafts per target call; the corrected or bonus token is not one.
     conditional_acceptance_by_position: accepted at depth i / rounds that tested a draft there.
-    offered_by_position, tested_by_position: the denominators of the two rates by position, to pool records by.
     inter_token_ms: time between deliveries; the rounds of one call are taken to be equally long
                     (`metrics.equal_gaps`).
     """
@@ -117,12 +133,14 @@ class Record:
     versions: Mapping[str, str]
     seed: int
     config_hash: str
+    draft_sha256: str | None = None
+    offered: tuple[int, ...] | None = None
+    tested: tuple[int, ...] | None = None
+    before_repeat: BeforeRepeat | None = None
     tau_ci: tuple[float, float] | None = None
     alpha_ci: tuple[float, float] | None = None
     mean_accepted: float | None = None
     conditional_acceptance_by_position: tuple[float | None, ...] = ()
-    offered_by_position: tuple[int, ...] = ()
-    tested_by_position: tuple[int, ...] = ()
     inter_token_ms: Latency | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +161,8 @@ class Record:
         return _build(cls, content, "record")
 
 
-_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published, "inter_token_ms": Latency}
+_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published}
+_NESTED |= {"before_repeat": BeforeRepeat, "inter_token_ms": Latency}
 
 
 def plain(value: Any) -> Any:
@@ -156,10 +175,9 @@ def plain(value: Any) -> Any:
 
 
 def _build(cls: type, content: Mapping[str, Any], name: str) -> Any:
-    fields = dataclasses.fields(cls)
-    known = {field.name for field in fields}
-    needed = {field.name for field in fields if field.default is dataclasses.MISSING or cls is not Record}
-    missing, unknown = sorted(needed - content.keys()), sorted(content.keys() - known)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    missing, unknown = sorted(needed - content.keys()), sorted(content.keys() - fields.keys())
     if missing or unknown:
         raise ValueError(f"{name}: missing keys {missing}, unknown keys {unknown}")
     values = {}

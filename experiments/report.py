@@ -107,6 +107,7 @@ def sections(
         *(beside or [ours]),
         report_page.Section("figures", "Figures", pictures=tuple(p for p in pictures if p not in last)),
         report_page.Section("expected", "Measured and expected", source, (grids.expected(comparisons),), tuple(last)),
+        report_page.Section("overall", "All tasks together", source, (grids.overall(runs),)),
         report_page.Section("cells", "All cells", source, (grids.results(cells),)),
         report_page.Section("details", "Acceptance and latency", source, (grids.details(cells),)),
         report_page.Section("runs", "Runs", (), (report_facts.runs_grid(runs),)),

@@ -76,16 +76,13 @@ def load(path: str | pathlib.Path) -> Run:
       ValueError: it is none, has no finished cell, or is damaged.
       OSError: it cannot be read.
     """
-    path = pathlib.Path(path)
-    environment = run_folder.read_environment(path)
-    results = tuple(map(records.Record.from_json, run_folder.read_records(path)))
-    if not results:
-        raise ValueError(f"{path} has no finished cell")
+    past = run_folder.read(path)
     try:
-        config = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(path / "config.yaml"))
+        config = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(past.path / "config.yaml"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{path / 'config.yaml'} is damaged: not YAML") from error
-    return Run(path, config, environment, results, tuple(traces.read(path)))
+        raise ValueError(f"{past.path / 'config.yaml'} is damaged: not YAML") from error
+    results = tuple(map(records.Record.from_json, past.records))
+    return Run(past.path, config, past.environment, results, tuple(traces.read(past.path)))
 
 
 def cells(runs: Sequence[Run]) -> list[Cell]:

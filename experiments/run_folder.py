@@ -199,6 +199,43 @@ def open_folder(
     return RunFolder(path, finished, cell_keys)
 
 
+@dataclasses.dataclass(frozen=True)
+class PastRun:
+    """What a run has left behind, read and not touched. Made by `read`.
+
+    path:        the folder.
+    environment: versions, device, the config's hash.
+    records:     plain data of the finished cells.
+    """
+
+    path: pathlib.Path
+    environment: dict[str, Any]
+    records: list[dict[str, Any]]
+
+
+def read(path: str | pathlib.Path, cell_keys: Sequence[str] = records.CELL_KEYS) -> PastRun:
+    """Look at a run folder, of whatever config.
+
+    Args:
+      path: the folder.
+      cell_keys: record keys that tell the cells apart.
+
+    Raises:
+      ValueError: it is no run's, nothing is finished in it, or its files are damaged.
+    """
+    path = pathlib.Path(path)
+    if not (path / "environment.json").is_file():
+        raise ValueError(f"{path} is no run folder: it has no environment.json")
+    environment, results = _read_environment(path / "environment.json"), path / "results.jsonl"
+    lines = results.read_bytes().split(b"\n")[:-1] if results.is_file() else []  # a cut-off last line is no record
+    found = [_parse_record(line, cell_keys) for line in lines]
+    if None in found:
+        raise ValueError(f"{results}, line {found.index(None) + 1}: not a record")
+    if not found:
+        raise ValueError(f"{path} holds no finished cell")
+    return PastRun(path, environment, found)
+
+
 def write_text_atomic(path: str | pathlib.Path, text: str) -> None:
     """Write a text file so that a reader, or a kill, meets the old content or the new, never a part.
 
@@ -206,31 +243,6 @@ def write_text_atomic(path: str | pathlib.Path, text: str) -> None:
       OSError: it cannot be written; the message names the file.
     """
     files.replace(path, lambda file: file.write(text.encode()))
-
-
-def read_environment(folder: pathlib.Path) -> dict[str, Any]:
-    """Versions and device that a run was started with, and its config's hash.
-
-    Raises:
-      ValueError: the folder is no run's, or the file is damaged.
-    """
-    path = folder / "environment.json"
-    if not path.exists():
-        raise ValueError(f"{folder} is no run folder: it has no environment.json")
-    return _read_environment(path)
-
-
-def read_records(folder: pathlib.Path, cell_keys: Sequence[str] = records.CELL_KEYS) -> list[dict[str, Any]]:
-    """The finished cells of a run that may be going on: nothing is repaired, a last line that is not whole is left out.
-
-    Raises:
-      ValueError: another line is no record.
-      OSError: there is no `results.jsonl`.
-    """
-    path = folder / "results.jsonl"
-    finished, tail = _parse_results(path, path.read_bytes(), cell_keys)
-    record = _parse_record(tail, cell_keys)
-    return finished if record is None else [*finished, record]
 
 
 def _read_environment(path: pathlib.Path) -> dict[str, Any]:
@@ -247,7 +259,14 @@ def _read_results(path: pathlib.Path, cell_keys: Sequence[str]) -> list[dict[str
     if not path.exists():
         return []
     content = path.read_bytes()
-    finished, tail = _parse_results(path, content, cell_keys)
+    lines = content.split(b"\n")
+    tail = lines.pop()  # empty when the last line is whole
+    finished = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse_record(line, cell_keys)
+        if record is None:
+            raise ValueError(f"{path}, line {number}: not a record; remove the line to run its cell again")
+        finished.append(record)
     if tail:
         record = _parse_record(tail, cell_keys)
         with files.naming(path), open(path, "r+b") as file:
@@ -260,18 +279,6 @@ def _read_results(path: pathlib.Path, cell_keys: Sequence[str]) -> list[dict[str
             file.flush()
             os.fsync(file.fileno())
     return finished
-
-
-def _parse_results(path: pathlib.Path, content: bytes, cell_keys: Sequence[str]) -> tuple[list[dict[str, Any]], bytes]:
-    """The records of whole lines, and what follows the last of them: nothing, if that one is whole."""
-    *lines, tail = content.split(b"\n")
-    finished = []
-    for number, line in enumerate(lines, start=1):
-        record = _parse_record(line, cell_keys)
-        if record is None:
-            raise ValueError(f"{path}, line {number}: not a record; remove the line to run its cell again")
-        finished.append(record)
-    return finished, tail
 
 
 def _parse_record(line: bytes, cell_keys: Sequence[str]) -> dict[str, Any] | None:

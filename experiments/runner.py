@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import prompt_sets, settings
-from jspec import costs, decode, generation, metrics, timing, types
+from jspec import costs, decode, generation, metrics, rounds, timing, types
 from jspec import sampling as sampling_lib
 
 BASELINE = "autoregressive"
@@ -94,6 +94,18 @@ def _rows(decoded: Sequence[Decoded], groups: Sequence[Group]) -> tuple[types.Ac
     """Statistics and new tokens of every prompt, `[N, ...]` and `[N]`."""
     acceptance = jax.tree.map(lambda *rows: np.concatenate(rows), *(run.output.acceptance for run in decoded))
     return acceptance, np.concatenate([run.new_tokens(group) for run, group in zip(decoded, groups)])
+
+
+def before_repeat(
+    decoded: Sequence[Decoded], groups: Sequence[Group], max_depth: int, max_new_tokens: int
+) -> metrics.Summary:
+    """The same over the tokens before each answer's first repeated 8-gram; see `rounds.before_repeat`."""
+    found = [
+        rounds.before_repeat(run.output, group.lengths, max_depth=max_depth, max_new_tokens=max_new_tokens)
+        for run, group in zip(decoded, groups)
+    ]
+    acceptance = jax.tree.map(lambda *rows: np.concatenate(rows), *(acceptance for acceptance, _ in found))
+    return metrics.summarize(acceptance, np.concatenate([tokens for _, tokens in found]))
 
 
 def decoding_calls(decoded: Sequence[Decoded], groups: Sequence[Group]) -> metrics.Calls:

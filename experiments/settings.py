@@ -6,6 +6,7 @@ import codecs
 import dataclasses
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from experiments import prompt_sets
 from jspec import decode, generation, types
 from jspec import sampling as sampling_lib
+from jspec.drafters import base
 from jspec.models import config as model_config
 from jspec.models import transformer
 from jspec.weights import load, references
@@ -90,6 +92,23 @@ class PromptSettings:
     tasks: tuple[str, ...] | None = None
     per_task: int | None = None
     chat: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptSubset(PromptSettings):
+    """Prompts, and which of a large set.
+
+    choose:     which are the first of a task: `file`, in its order; `hashed`, by the sha256 of their ids.
+    max_tokens: skip longer prompts, the template included. The next ones take their place in `per_task`, so that every
+                task keeps its weight while it has enough. None skips none.
+    """
+
+    choose: prompt_sets.Order = "file"
+    max_tokens: int | None = None
+
+    def __post_init__(self):
+        if self.max_tokens is not None:
+            base.check_count("max_tokens", self.max_tokens, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +195,15 @@ def check_references(target: TargetSettings, *drafters: types.Drafter) -> None:
             references.check(reference, settings.sha256)
 
 
+def draft_digest(draft: Any) -> str | None:
+    """Sha256 of the weights that a draft's settings refer to; None without a reference, or for files of torch's."""
+    reference = getattr(draft, "reference", None)
+    if reference is None:
+        return None
+    path = references.resolve(reference)
+    return references.digest(path) if path.is_file() or references.weight_files(path) else None
+
+
 def describe_draft(draft: Any) -> str:
     """Where a draft comes from; drafters have their own settings for that."""
     if getattr(draft, "layers", None) is not None:
@@ -216,6 +244,66 @@ def load_prompts(settings: PromptSettings) -> tuple[prompt_sets.Prompt, ...]:
       ValueError, OSError: the file or a setting is bad.
     """
     return prompt_sets.load_prompts(settings.file, settings.tasks, settings.per_task)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Prompts to decode.
+
+    encoded: token ids of each, in order.
+    skipped: by task, how many were too long, of those that were looked at before the task had enough.
+    """
+
+    encoded: dict[prompt_sets.Prompt, list[int]]
+    skipped: dict[str, int]
+
+    @property
+    def prompts(self) -> tuple[prompt_sets.Prompt, ...]:
+        """In order."""
+        return tuple(self.encoded)
+
+    def to_json(self) -> dict[str, Any]:
+        """Ids by task, and how many of each were skipped."""
+        ids: dict[str, list[str]] = {}
+        for prompt in self.prompts:
+            ids.setdefault(prompt.task, []).append(prompt.id)
+        return {"ids": ids, "skipped": self.skipped}
+
+    def describe(self) -> str:
+        """One line: how many of each task, and how many were skipped."""
+        listed = lambda numbers: ", ".join(f"{task} {number}" for task, number in numbers.items())
+        counts = {task: len(ids) for task, ids in self.to_json()["ids"].items()}
+        text = f"{len(self.encoded)} prompts ({listed(counts)})"
+        if self.skipped:
+            text += f"; {sum(self.skipped.values())} longer ones skipped ({listed(self.skipped)})"
+        return text
+
+
+def choose_prompts(target: types.Target, prompts: Sequence[prompt_sets.Prompt], settings: PromptSubset) -> Chosen:
+    """The first so many prompts of each task that are short enough.
+
+    Args:
+      target: whose tokens count.
+      prompts: of the set, in order (`prompt_sets.load_prompts`).
+      settings: how many, and how long they may be.
+
+    Raises:
+      ValueError: see `encode`; or a task has no prompt that is short enough.
+    """
+    encoded, skipped, taken = {}, {}, dict.fromkeys((prompt.task for prompt in prompts), 0)
+    for prompt in prompts:
+        if settings.per_task is not None and taken[prompt.task] >= settings.per_task:
+            continue
+        (ids,) = encode(target, (prompt,), settings)
+        if settings.max_tokens is not None and len(ids) > settings.max_tokens:
+            skipped[prompt.task] = skipped.get(prompt.task, 0) + 1
+        else:
+            taken[prompt.task] += 1
+            encoded[prompt] = ids
+    for task, count in taken.items():
+        if not count:
+            raise ValueError(f"prompts: all of task {task!r} have more than max_tokens {settings.max_tokens} tokens")
+    return Chosen(encoded, skipped)
 
 
 def encode(target: types.Target, prompts: tuple[prompt_sets.Prompt, ...], settings: PromptSettings) -> list[list[int]]:

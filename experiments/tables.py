@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import rich.box
 import rich.table
 import rich.text
 
-from experiments import records
+from experiments import overall, records
 
 DEFINITIONS = (
     "tau: tokens emitted per target call, the corrected or bonus token included, prefill's first token not counted; "
@@ -19,15 +20,29 @@ DEFINITIONS = (
     "[bootstrap interval over prompts]. expected: tau * t_autoregressive / (t_verify + t_draft), each timed alone."
 )
 
+OVERALL_DEFINITIONS = (
+    "All tasks together. accepted at depth: of the target calls that offered a draft at depth 1, 2, ..., the share "
+    "that accepted it. before repeats: the same figures over the tokens before the first 8-gram of each answer that "
+    "stood in it already, as if the answer had ended there; share: of all tokens."
+)
+
 _BASELINE = "autoregressive"
 _COLUMNS = ["method", "tau", "alpha", "accepted", "target calls", "tokens/s", "TTFT ms", "TPOT ms", "speedup"]
 _COLUMNS += ["expected", "greedy check"]
+_OVERALL_COLUMNS = ["T", "method", "prompts", "tau", "alpha", "accepted at depth", "tokens/s", "speedup"]
+_OVERALL_COLUMNS += ["before repeats: share", "tau", "alpha", "accepted at depth"]
 _MAX_BINS = 8  # of the printed histogram; the records hold all
+
+
+def markdown(headers: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """The lines of a Markdown table."""
+    line = lambda cells: "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return [line(headers), line(["---"] * len(headers)), *map(line, rows)]
 
 
 def results_table(results: Sequence[records.Record]) -> str:
     """Markdown: a row per task, temperature and method, the definitions, and a note for every speedup below 1."""
-    return "\n".join([markdown(*cells(results)), "", DEFINITIONS, *(f"\n{note}" for note in notes(results))]) + "\n"
+    return "\n".join([*markdown(*cells(results)), "", DEFINITIONS, *(f"\n{note}" for note in notes(results))]) + "\n"
 
 
 def cells(results: Sequence[records.Record]) -> tuple[list[str], list[list[str]]]:
@@ -36,10 +51,30 @@ def cells(results: Sequence[records.Record]) -> tuple[list[str], list[list[str]]
     return [*group_headers, *_COLUMNS], [[*group, *columns] for group, columns in rows]
 
 
-def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, without a line end behind it."""
-    lines = [headers, ["---"] * len(headers), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+def report(results: Sequence[records.Record]) -> str:
+    """Markdown: the results task by task, then over all tasks."""
+    return f"{results_table(results)}\n{overall_table(results)}"
+
+
+def overall_table(results: Sequence[records.Record]) -> str:
+    """Markdown: a row per temperature and method, all tasks together, and the definitions."""
+    return "\n".join([*markdown(*overall_cells(results)), "", OVERALL_DEFINITIONS]) + "\n"
+
+
+def overall_cells(results: Sequence[records.Record]) -> tuple[list[str], list[list[str]]]:
+    """That table's headers and rows."""
+    return _OVERALL_COLUMNS, _overall_rows(results)
+
+
+def overall_terminal_table(results: Sequence[records.Record]) -> Any:
+    """The same as a `rich.table.Table`, without the definitions."""
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    for header in _OVERALL_COLUMNS:
+        words = header == "method"
+        table.add_column(header.replace(" ", "\n"), justify="left" if words else "right", overflow="fold")
+    for row in _overall_rows(results):
+        table.add_row(*map(rich.text.Text, row))
+    return table
 
 
 def terminal_table(results: Sequence[records.Record]) -> Any:
@@ -131,8 +166,37 @@ def _columns(record: records.Record) -> list[str]:
     ]
 
 
+def _overall_rows(results: Sequence[records.Record]) -> list[list[str]]:
+    rows = []
+    for each in overall.overall(results):
+        before = each.before_repeat
+        rest = ["-"] * 4
+        if before is not None:
+            share = before.new_tokens / each.new_tokens
+            rest = [f"{share:.0%}", _number(before.tau, 2), _number(before.alpha, 2)]
+            rest.append(_numbers(before.acceptance_by_position))
+        rows.append(
+            [
+                f"{each.temperature:g}",
+                each.method + ("" if each.lossless else " (lossy)"),
+                str(each.num_prompts),
+                _number(each.tau, 2),
+                _number(each.alpha, 2),
+                _numbers(each.acceptance_by_position),
+                _number(each.tokens_per_second, 1),
+                _number(each.speedup, 2),
+                *rest,
+            ]
+        )
+    return rows
+
+
+def _numbers(values: Sequence[float | None]) -> str:
+    return " ".join(_number(value, 2) for value in values) or "-"
+
+
 def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return "-" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 def _histogram(counts: Sequence[int]) -> str:

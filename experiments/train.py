@@ -4,8 +4,8 @@
 
 Writes, to the run folder: `loss.jsonl` (a line a step), `results.jsonl` (a record an evaluation: loss and acceptance by
 depth on held-out answers), `curves.png`, `checkpoints/` (the last and the best), and at the end the best draft as files
-in `draft/`, with `draft_vocabulary.npy` beside it if the vocabulary is reduced. The same command goes on where it was
-stopped, and ends where it would have ended.
+in `draft/`, its reduced vocabulary with it. The same command goes on where it was stopped, and ends where it would have
+ended.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def main(config: Train) -> dict:
     with checkpoint.Checkpoints(folder.path / "checkpoints", trainer.about()) as checkpoints:
         best = checkpoints.best
         state = checkpoints.restore(trainer.start(), best)
-    exported = _export(trainer, state, folder.path, ids)
+    exported = _export(trainer, state, folder.path)
     document = {**folder.document(), **facts, "best_step": best, "draft": exported}
     _show(folder.records, best)
     return document
@@ -193,14 +193,12 @@ def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _export(trainer: train_lib.Trainer, state: train_lib.State, folder: pathlib.Path, ids: np.ndarray | None) -> str:
+def _export(trainer: train_lib.Trainer, state: train_lib.State, folder: pathlib.Path) -> str:
     place = folder / trainer.objective.file_name
     if not place.exists():
         trainer.objective.save(
             trainer.target, trainer.draft(state), place, base_model=trainer.target.provenance.reference
         )
-    if ids is not None:
-        files.replace(folder / "draft_vocabulary.npy", lambda file: np.save(file, ids))
     return str(place)
 
 

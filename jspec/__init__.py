@@ -16,7 +16,7 @@ from jspec.drafters import (
     Standard,
     Unigram,
 )
-from jspec.drafters.standard import load_draft
+from jspec.drafters.loading import load_draft
 from jspec.generation import Generation, generate, stream
 from jspec.models.config import RopeScaling, TransformerConfig
 from jspec.models.transformer import Model, forward

@@ -55,9 +55,7 @@ class Summary:
     acceptance_histogram: target calls that accepted exactly a drafts, a = 0, 1, ...
     acceptance_by_position: unconditional, by depth 1, 2, ...
     conditional_acceptance_by_position: given that every shallower draft was accepted.
-    offered_by_position: target calls that offered a draft at depth 1, 2, ...; the denominators of the unconditional
-                         rates, by which rates of several runs are pooled.
-    tested_by_position:  those that tested one there; the denominators of the conditional rates.
+    offered, tested: target calls that offered, that tested a draft at depth 1, 2, ...
     """
 
     new_tokens: int
@@ -69,8 +67,8 @@ class Summary:
     acceptance_histogram: tuple[int, ...]
     acceptance_by_position: tuple[float, ...]
     conditional_acceptance_by_position: tuple[float, ...]
-    offered_by_position: tuple[int, ...]
-    tested_by_position: tuple[int, ...]
+    offered: tuple[int, ...]
+    tested: tuple[int, ...]
 
 
 def summarize(acceptance: types.Acceptance, new_tokens: np.ndarray) -> Summary:
@@ -111,8 +109,8 @@ def summarize(acceptance: types.Acceptance, new_tokens: np.ndarray) -> Summary:
         acceptance_histogram=tuple(histogram.tolist()),
         acceptance_by_position=tuple(map(_ratio, accepted_at.tolist(), offered.tolist())),
         conditional_acceptance_by_position=tuple(map(_ratio, accepted_at.tolist(), tested.tolist())),
-        offered_by_position=tuple(offered.tolist()),
-        tested_by_position=tuple(tested.tolist()),
+        offered=tuple(offered.tolist()),
+        tested=tuple(tested.tolist()),
     )
 
 

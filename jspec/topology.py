@@ -168,22 +168,31 @@ def grow(accuracies: Sequence[Sequence[float]], num_nodes: int) -> Topology:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A static tree as a setting: exactly one of the fields.
+    """A static tree as a setting: exactly one of `name`, `choices`, `widths` and `accuracies`.
 
-    name:    a published tree (see `published`).
-    choices: paths of ranks.
-    widths:  candidates behind every node of each depth: a Cartesian product.
+    name:       a published tree (see `published`).
+    choices:    paths of ranks.
+    widths:     candidates behind every node of each depth: a Cartesian product.
+    accuracies: how often candidate r of depth d is the right one, row d, column r: the tree of `num_nodes` nodes that
+                accepts most (see `grow`).
+    num_nodes:  of that tree, the root included.
     """
 
     name: str | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     widths: tuple[int, ...] | None = None
+    accuracies: tuple[tuple[float, ...], ...] | None = None
+    num_nodes: int | None = None
 
     def __post_init__(self):
-        if sum(field is not None for field in (self.name, self.choices, self.widths)) != 1:
+        given = (self.name, self.choices, self.widths, self.accuracies)
+        if sum(field is not None for field in given) != 1:
             raise ValueError(
-                f"tree needs exactly one of name, choices and widths; got {self.name!r}, {self.choices}, {self.widths}"
+                "tree needs exactly one of name, choices, widths and accuracies; got "
+                f"{self.name!r}, {self.choices}, {self.widths}, {self.accuracies}"
             )
+        if (self.accuracies is None) != (self.num_nodes is None):
+            raise ValueError("tree: accuracies and num_nodes belong together")
         if self.topology.num_nodes < 2:
             raise ValueError("tree proposes nothing")
 
@@ -192,4 +201,6 @@ class Tree:
         """The shape."""
         if self.name is not None:
             return published(self.name)
+        if self.accuracies is not None:
+            return grow(self.accuracies, self.num_nodes)
         return from_choices(self.choices) if self.choices is not None else cartesian(self.widths)

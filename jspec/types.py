@@ -174,12 +174,14 @@ class Target:
     tokenizer:  a `weights.tokenizer.Tokenizer`, or None for bare token ids.
     provenance: where it came from.
     stop_ids:   ids that end its answers (the checkpoint's end tokens).
+    draft_ids:  of a draft model, the target's ids that it was trained to propose, `[Vd]`; None means all.
     """
 
     model: Any
     tokenizer: Any = None
     provenance: Provenance = Provenance("in memory")
     stop_ids: tuple[int, ...] = ()
+    draft_ids: Any = None
 
 
 @runtime_checkable

@@ -17,8 +17,8 @@ DEV_26 = {
     "alpha": 7 / 10,  # tested: 2 + 4 + 1 + 3
     "acceptance_by_position": (0.75, 0.5, 0.25, 0.25),
     "conditional_acceptance_by_position": (0.75, 2 / 3, 0.5, 1.0),
-    "offered_by_position": (4, 4, 4, 4),
-    "tested_by_position": (4, 3, 2, 1),
+    "offered": (4, 4, 4, 4),
+    "tested": (4, 3, 2, 1),
 }
 
 
@@ -70,7 +70,7 @@ def test_dev_26_a_short_last_round_counts_its_real_length():
     assert summary.accepted_per_drafted == 6 / 13
     assert summary.acceptance_by_position == pytest.approx((3 / 4, 1 / 3, 1 / 3, 1 / 3))
     assert summary.conditional_acceptance_by_position == pytest.approx((3 / 4, 1 / 2, 1.0, 1.0))
-    assert (summary.offered_by_position, summary.tested_by_position) == ((4, 3, 3, 3), (4, 2, 1, 1))
+    assert (summary.offered, summary.tested) == ((4, 3, 3, 3), (4, 2, 1, 1))
     assert summary.alpha == 6 / 8
 
 
@@ -125,9 +125,9 @@ def test_what_others_call_acceptance_length_follows_from_ours():
     assert summary.tau == 12 / 5  # EAGLE's, Medusa's and Spec-Bench's too
     assert 1 + summary.mean_accepted == summary.tau
     vllm_drafts, vllm_accepted, vllm_drafted = 4, 7, 16  # what its counters would say
-    assert summary.offered_by_position[0] == vllm_drafts
+    assert summary.offered[0] == vllm_drafts
     mean_acceptance_length = 1 + vllm_accepted / vllm_drafts
-    assert mean_acceptance_length == 1 + summary.mean_accepted * summary.target_calls / summary.offered_by_position[0]
+    assert mean_acceptance_length == 1 + summary.mean_accepted * summary.target_calls / summary.offered[0]
     assert vllm_accepted / vllm_drafted == summary.accepted_per_drafted
     # A stop id among the drafts: they were accepted, yet nothing came behind them.
     ended = metrics.summarize(metrics.from_matches([[1, 1, 0, 0]]), [3])

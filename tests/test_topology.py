@@ -86,6 +86,13 @@ def test_growth_is_the_best_of_all_trees():
     assert topology.grow(accuracies, 6) == topology.from_choices(best)
 
 
+def test_a_tree_from_accuracies_as_a_setting():
+    """.5, .25 (0 0), .2, .1 (0 1 / 1 0) ...: the root and the three best of them."""
+    tree = topology.Tree(accuracies=((0.5, 0.2), (0.5, 0.2)), num_nodes=4)
+    assert tree.topology == topology.from_choices([(0,), (0, 0), (1,)])
+    assert hash(tree) == hash(topology.Tree(accuracies=((0.5, 0.2), (0.5, 0.2)), num_nodes=4))
+
+
 @pytest.mark.parametrize(
     "settings,words",
     [
@@ -96,7 +103,11 @@ def test_growth_is_the_best_of_all_trees():
         ({"choices": ()}, "tree proposes nothing"),
         ({"widths": (2, 0)}, r"tree widths \[2, 0\]: each must be at least 1"),
         ({"name": "vicuna"}, "tree 'vicuna' is not published; known are eagle_25, mc_sim_7b_63"),
-        ({}, "tree needs exactly one of name, choices and widths"),
+        ({}, "tree needs exactly one of name, choices, widths and accuracies"),
+        ({"accuracies": ((0.5, 0.2),)}, "accuracies and num_nodes belong together"),
+        ({"widths": (2,), "num_nodes": 3}, "accuracies and num_nodes belong together"),
+        ({"accuracies": ((0.5, 0.2),), "num_nodes": 4}, "num_nodes 4 is more than the 3"),
+        ({"accuracies": ((0.5,),), "num_nodes": 1}, "tree proposes nothing"),
         ({"name": "eagle_25", "widths": (2,)}, "tree needs exactly one of"),
     ],
 )

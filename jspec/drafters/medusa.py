@@ -134,7 +134,7 @@ def bind(
     candidates = model.config.vocab_size if ids is None else len(ids)
     if topology.num_ranks > candidates:
         raise ValueError(f"tree asks for {topology.num_ranks} candidates of {candidates} tokens")
-    params = {name: leaf if name == "draft_ids" else leaf[:depth] for name, leaf in heads.params.items()}
+    params = {name: leaf if name in heads_lib.MEDUSA_SHARED else leaf[:depth] for name, leaf in heads.params.items()}
     if draft_ids is not None:
         if "heads" in params:
             params["heads"] = params["heads"][:, jnp.asarray(draft_ids)]

@@ -84,19 +84,41 @@ class Standard:
           draft: a draft already in memory, used instead of `self.draft`.
 
         Raises:
-          ValueError: the draft cannot be loaded, or does not share the target's vocabulary.
+          ValueError: the draft cannot be loaded, does not share the target's vocabulary, or brings a reduced one
+            although `vocabulary` is set.
         """
         if draft is not None:
             check_vocabulary(target, draft)
-            model = draft.model
         elif self.draft is None:
             raise ValueError("draft is not given: set draft.layers or draft.reference")
         elif self.draft.layers is not None:
-            model = transformer.first_layers(target.model, self.draft.layers)
+            draft = types.Target(transformer.first_layers(target.model, self.draft.layers))
         else:
             given = self.draft
-            model = load_draft(given.reference, target, sha256=given.sha256, force=given.force).model
-        return bind(self.topology, target, model, self.vocabulary and self.vocabulary.load(target))
+            draft = load_draft(given.reference, target, sha256=given.sha256, force=given.force)
+        return bind(self.topology, target, draft.model, draft_ids(draft, target, self.vocabulary))
+
+
+def draft_ids(
+    draft: types.Target, target: types.Target, vocabulary: draft_vocabulary.Vocabulary | None
+) -> np.ndarray | None:
+    """What a draft model proposes: the vocabulary it was trained with, or the one that is set.
+
+    Args:
+      draft, target: models of one vocabulary.
+      vocabulary: the setting.
+
+    Returns:
+      `[Vd]` as `draft_vocabulary.check` gives them, or None for all tokens.
+
+    Raises:
+      ValueError: both are given, or one is none of the target's.
+    """
+    if draft.draft_ids is None:
+        return vocabulary and vocabulary.load(target)
+    if vocabulary is not None:
+        raise ValueError("vocabulary: the draft has a reduced vocabulary of its own")
+    return draft_vocabulary.check(draft.draft_ids, target, where="of the draft")
 
 
 def bind(
@@ -130,18 +152,18 @@ def bind(
 
 
 def load_draft(reference: str, target: types.Target, *, sha256: str | None = None, force: bool = False) -> types.Target:
-    """Load a draft model for a target.
+    """Load a draft model for a target. (`loading.load_draft` loads whatever a reference holds.)
 
     Args:
       reference: see `weights.references`.
-      target: the model to speed up; the draft is loaded in its dtype.
+      target: the model to speed up; the draft is loaded in its dtype, and may borrow from it (`weights.borrowing`).
       sha256: expected of the file.
       force: load it although it says that it was trained for another target (`weights.pairing`).
 
     Raises:
       ValueError: the reference or the files are bad, the vocabularies differ, or it was trained for another target.
     """
-    draft = load.load_target(reference, sha256=sha256, dtype=target.model.dtype)
+    draft = load.load_target(reference, sha256=sha256, dtype=target.model.dtype, lender=target)
     check_vocabulary(target, draft)
     pairing.check_trained_for(draft.provenance.trained_for, target, reference, force)
     return draft

@@ -46,9 +46,17 @@ class MedusaConfig:
             raise ValueError(f"{self}: a reduced vocabulary needs output matrices of its own")
 
 
+# Parameters beyond `medusa_shapes`, of heads that share some rows of the target's output matrix.
+MEDUSA_SHARED = ("head", "draft_ids")
+
+
 @flax.struct.dataclass
 class MedusaHeads:
-    """Parameters of K heads; `medusa_shapes` gives their tree."""
+    """Parameters of K heads; `medusa_shapes` gives their tree.
+
+    Heads that share the target's output matrix and have a reduced vocabulary hold, beyond that, its ids `draft_ids`
+    `[Vd]` and these rows of the matrix, `head` `[Vd, E]`.
+    """
 
     params: dict[str, Any]
     config: MedusaConfig = flax.struct.field(pytree_node=False)

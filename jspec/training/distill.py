@@ -23,7 +23,7 @@ from jspec.drafters import standard as standard_drafter
 from jspec.models import config as model_config
 from jspec.models import layers, transformer
 from jspec.training import data, losses, objectives
-from jspec.weights import gguf_export, huggingface_export
+from jspec.weights import families, gguf_export, huggingface_export, shared_export
 
 # Parameters that are the target's when the draft starts as its first layers, and stay so.
 SHARED = ("embed", "head")
@@ -64,7 +64,9 @@ class Distill:
     on_policy:   share of batches whose answers the draft writes itself.
     temperature: of those.
     depths:      of the chains whose acceptance is measured; nothing is trained by it.
-    export:      as a Hugging Face folder, `draft`, or as a float32 GGUF file, `draft.gguf`.
+    export:      `shared`: a folder, `draft`, of what the draft does not share with the target; `huggingface`: a whole
+                 model as a folder, `draft`; `gguf`: a whole model as a float32 file, `draft.gguf`. None means `shared`
+                 for a draft of the target's layers, else `huggingface`.
     """
 
     layers: int | None = None
@@ -74,7 +76,7 @@ class Distill:
     on_policy: float = 0.0
     temperature: float = 1.0
     depths: int = 5
-    export: Literal["huggingface", "gguf"] = "huggingface"
+    export: Literal["shared", "huggingface", "gguf"] | None = None
 
     def __post_init__(self):
         base.check_one_source(layers=self.layers, reference=self.reference, random=self.random)
@@ -85,12 +87,15 @@ class Distill:
             raise ValueError(f"on_policy {self.on_policy} is not between 0 and 1")
         if not self.temperature >= 0:
             raise ValueError(f"temperature {self.temperature} is below 0")
+        if self.export == "shared" and self.layers is None:
+            raise ValueError("export 'shared': only a draft of the target's layers has something to share")
 
     def build(self, target: types.Target, vocabulary: objectives.Vocabulary) -> BoundDistill:
         """See `objectives.Objective`.
 
         Raises:
-          ValueError: the draft cannot be had, or does not share the target's vocabulary.
+          ValueError: the draft cannot be had, does not share the target's vocabulary, or has no place in the files that
+            are to be written.
         """
         if self.layers is not None:
             config = transformer.first_layers(target.model, self.layers).config
@@ -103,6 +108,9 @@ class Distill:
                     f"reference {self.reference!r} has {config.vocab_size} rows of output, the target "
                     f"{target.model.config.vocab_size}: their laws cannot be compared"
                 )
+        export = self.export or ("shared" if self.layers is not None else "huggingface")
+        if export != "gguf":
+            families.config_json(config)  # fails now rather than after the training
         return BoundDistill(
             config=config,
             reference=self.reference,
@@ -111,7 +119,8 @@ class Distill:
             depths=self.depths,
             on_policy=self.on_policy,
             temperature=self.temperature,
-            file_name="draft.gguf" if self.export == "gguf" else "draft",
+            file_name="draft.gguf" if export == "gguf" else "draft",
+            export=export,
         )
 
 
@@ -127,6 +136,8 @@ class BoundDistill(objectives.Bound):
     on_policy: float
     temperature: float
     file_name: str
+    # Changes nothing that is trained: checkpoints, which know their objective by its repr, do not depend on it.
+    export: str = dataclasses.field(default="huggingface", repr=False)
     reach: int = 1
 
     def init(self, rng_key, target, vocabulary):
@@ -219,11 +230,15 @@ class BoundDistill(objectives.Bound):
         return target, *standard_drafter.bind(topology_lib.chain(gamma), target, model, ids)
 
     def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
-        """A whole model, the target's embedding with it, so that it is one to everybody."""
+        """A folder beside the target, or a whole model; the draft vocabulary with it."""
         finished = dataclasses.replace(
             target,
             model=self.model(target.model, draft.trained),
             provenance=types.Provenance(f"a draft for {base_model}"),
+            draft_ids=draft.vocabulary.ids,
         )
-        save = gguf_export.save_gguf if self.file_name.endswith(".gguf") else huggingface_export.save_huggingface
-        save(finished, path, target_sha256=target.provenance.sha256)
+        if self.export == "shared":
+            shared_export.save_shared(finished, target, path)
+        else:
+            save = gguf_export.save_gguf if self.export == "gguf" else huggingface_export.save_huggingface
+            save(finished, path, target_sha256=target.provenance.sha256)

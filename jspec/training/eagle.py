@@ -178,11 +178,8 @@ class BoundEagle(objectives.Bound):
         return target, *eagle_drafter.Eagle(gamma=gamma).build(target, head=self.head(draft))
 
     def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
-        """The native layout of `eagle_files`. EAGLE-1's has no place for a vocabulary; it goes beside the head."""
+        """The native layout of `eagle_files`, the draft vocabulary with it."""
         params: dict[str, Any] = dict(draft.trained)
-        if self.config.version == 3 and draft.vocabulary.ids is not None:
+        if self.config.vocab_size < self.config.layer.vocab_size:
             params["draft_ids"] = draft.vocabulary.ids
-        config = self.config
-        if config.version == 1:
-            config = dataclasses.replace(config, vocab_size=config.layer.vocab_size)
-        eagle_files.save(heads_lib.EagleHead(params, config), target, path, base_model=base_model)
+        eagle_files.save(heads_lib.EagleHead(params, self.config), target, path, base_model=base_model)

@@ -183,10 +183,13 @@ class BoundMedusa(objectives.Bound):
         return target, *medusa_drafter.bind(topology_lib.chain(gamma), target, self.heads(draft), draft.vocabulary.ids)
 
     def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
-        """The released layout of `medusa_files`; beside it, `target`: what Medusa-2 made of the target, as a folder."""
-        own = self.target(target, draft)
+        """The released layout of `medusa_files`, the draft vocabulary with it; beside it, `target`: what Medusa-2 made
+        of the target, as a folder."""
+        own, heads = self.target(target, draft), self.heads(draft)
+        if draft.vocabulary.ids is not None:
+            heads = heads.replace(params={**heads.params, "draft_ids": draft.vocabulary.ids})
         if self.joint is not None:
             beside = pathlib.Path(path).with_name("target")
             huggingface_export.save_huggingface(own, beside)
             base_model = str(beside)
-        medusa_files.save(self.heads(draft), own, path, base_model=base_model)
+        medusa_files.save(heads, own, path, base_model=base_model)

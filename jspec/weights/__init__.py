@@ -4,6 +4,7 @@ from jspec.weights.gguf_export import save_gguf
 from jspec.weights.huggingface_export import save_huggingface
 from jspec.weights.load import load_target
 from jspec.weights.references import check, resolve
+from jspec.weights.shared_export import save_shared
 from jspec.weights.tokenizer import StreamDecoder, Tokenizer, same_vocabulary
 
 __all__ = [
@@ -15,4 +16,5 @@ __all__ = [
     "same_vocabulary",
     "save_gguf",
     "save_huggingface",
+    "save_shared",
 ]

@@ -124,6 +124,7 @@ def assemble(
     *,
     dtype: Any = jnp.float32,
     adjust: Callable[[str, np.ndarray], np.ndarray] | None = None,
+    lent: Mapping[str, jax.Array] | None = None,
 ) -> dict:
     """Read a model's parameters.
 
@@ -133,6 +134,7 @@ def assemble(
       names: how the source names them.
       dtype: of the parameters.
       adjust: called with each tensor's name and values before they are fused, for formats that order rows differently.
+      lent: parameters that are not read but taken from here, by their names in the tree (`borrowing`).
 
     Returns:
       The tree of `models.config.param_shapes`, on the default device.
@@ -140,9 +142,11 @@ def assemble(
     Raises:
       ValueError: all unknown, missing and misshapen tensors, by name and file.
     """
-    parts = model_parts(config, names)
+    lent = lent or {}
+    parts = {path: stored for path, stored in model_parts(config, names).items() if path[0] not in lent}
     _check(source, parts, names, config)
-    shapes, treedef = jax.tree.flatten(model_config.param_shapes(config, dtype))
+    read = {name: leaf for name, leaf in model_config.param_shapes(config, dtype).items() if name not in lent}
+    shapes, treedef = jax.tree.flatten(read)
 
     def load(leaf, stored):
         return jax.device_put(read_leaf(source, stored, leaf, adjust))
@@ -150,13 +154,13 @@ def assemble(
     # Two leaves at a time keep two cores busy; more would only hold more unfinished leaves in memory.
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
         leaves = list(pool.map(load, shapes, parts.values()))
-    return jax.tree.unflatten(treedef, leaves)
+    return {**jax.tree.unflatten(treedef, leaves), **lent}
 
 
 def _check(source: Source, parts: dict[tuple, list[Part]], names: Names, config: model_config.TransformerConfig):
     expected = {part.name: part.shape for stored in parts.values() for part in stored}
     held = {name for name in source.names() if not names.ignored.fullmatch(name)}
-    if config.tied_head:
+    if config.tied_head and names.embed in expected:
         held.discard(names.head)  # equal to the embedding: `settle_head` compared them
     check_tensors(source, expected, held)
 

@@ -11,7 +11,8 @@ Names may stand behind `model.`, as vLLM writes them. `eagle_configs` says how t
 
 `embed_tokens` and EAGLE-3's `lm_head` are dropped when they equal the target's and used when they do not; without them
 the target's serve. An EAGLE-1 head has no output matrix of its own: a stored one that differs from the target's is
-refused, since SGLang ignores it and the released code has no place for it.
+refused, since SGLang ignores it and the released code has no place for it. Nor is there one for a reduced vocabulary,
+which EAGLE-1 heads have in a file of its own (`vocabulary_files`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from jspec import cache as kv
 from jspec import types
 from jspec.models import heads as heads_lib
 from jspec.models import transformer
-from jspec.weights import assembly, eagle_configs, families, head_files, pairing, references
+from jspec.weights import assembly, eagle_configs, families, head_files, pairing, references, vocabulary_files
 
 _HEAD, _OFFSETS, _MARKS = "lm_head.weight", "d2t", "t2d"
 _LEGACY_NORMS = ("low", "mid", "high")
@@ -91,6 +92,11 @@ def _parts(config: heads_lib.EagleConfig, spelling: _Spelling) -> dict[tuple[str
 # Reading.
 
 
+def holds(names: set[str]) -> bool:
+    """Whether a file with tensors of these names holds a head: every head has the product that takes features in."""
+    return bool({"fc.weight", "model.fc.weight"} & names)
+
+
 def load(
     reference: str, target: types.Target, *, sha256: str | None = None, force: bool = False
 ) -> heads_lib.EagleHead:
@@ -104,8 +110,8 @@ def load(
 
     Raises:
       ValueError: the reference or a file cannot be read; config.json describes no head that is known, or one for
-        another target; tensors are unknown, missing or misshapen (all are named); d2t leaves the target's vocabulary,
-        names a token twice or contradicts t2d.
+        another target; tensors are unknown, missing or misshapen (all are named); d2t or a vocabulary file leaves the
+        target's vocabulary or names a token twice, d2t contradicts t2d, or an EAGLE-3 head has a vocabulary file.
     """
     source = head_files.open_source(reference, sha256)
     where = head_files.config_path(source)
@@ -119,8 +125,8 @@ def load(
     pairing.check_trained_for(pairing.recorded(content, where), target, where, force)
     parts = _parts(config, spelling)
     _check_tensors(source, names, parts, config)
+    config, ids = _vocabulary(source, names, config)
     shapes, treedef = jax.tree.flatten_with_path(heads_lib.eagle_shapes(config, target.model.dtype))
-    ids = _draft_ids(source, names, config)
     leaves = []
     for path, leaf in shapes:
         keys = tuple(step.key for step in path)
@@ -171,6 +177,21 @@ def _check_tensors(source, names, parts, config: heads_lib.EagleConfig) -> None:
     elif _HEAD in names:
         expected[_HEAD] = (total, config.layer.width)
     assembly.check_tensors(source, expected, names)
+
+
+def _vocabulary(
+    source: assembly.Source, names: set[str], config: heads_lib.EagleConfig
+) -> tuple[heads_lib.EagleConfig, jax.Array]:
+    """The target's id of each draft token, from the file of EAGLE-1 or from EAGLE-3's d2t; the config says how many."""
+    ids = head_files.draft_ids(source, config.layer.vocab_size)
+    if config.version == 3:
+        if ids is not None:
+            where = head_files.config_path(source).with_name(vocabulary_files.NAME)
+            raise ValueError(f"{where}: an EAGLE-3 head says in d2t which tokens it drafts; remove the file")
+        return config, _draft_ids(source, names, config)
+    if ids is None:
+        return config, jnp.arange(config.vocab_size)
+    return dataclasses.replace(config, vocab_size=len(ids)), jnp.asarray(ids)
 
 
 def _draft_ids(source: assembly.Source, names: set[str], config: heads_lib.EagleConfig) -> jax.Array:
@@ -240,11 +261,13 @@ def save(
     layout: Literal["native", "speculators"] = "native",
     engine: Literal["eagle", "vllm", "sglang"] = "eagle",
     base_model: str,
+    dtype: Any = None,
 ) -> None:
-    """Write a head, `config.json` and `model.safetensors`, in its own dtype, every switch spelled out.
+    """Write a head, `config.json` and `model.safetensors`, every switch spelled out.
 
     It is read back and its logits compared before the folder gets its name. An EAGLE-3 head that borrows the target's
-    output matrix is written with a copy, since most engines want one; reading drops it again.
+    output matrix is written with a copy, since most engines want one; reading drops it again. The reduced vocabulary of
+    an EAGLE-1 head goes to `draft_vocabulary.npy`, which no other engine reads: they draft from all tokens.
 
     Which engine matters where one would silently draft with something else than the head:
 
@@ -262,6 +285,7 @@ def save(
         (`layers.0.*`, EAGLE-3 for vLLM).
       engine: which is to run it: the released code, vLLM or SGLang.
       base_model: what config.json calls the target.
+      dtype: of the stored parameters: float32, bfloat16 or float16; None keeps the head's.
 
     Raises:
       ValueError: there is something in the folder already; the head does not fit the target, the layout or the engine.
@@ -275,8 +299,9 @@ def save(
             raise ValueError(f"{name} {value!r} is not one of {', '.join(known)}")
     _check_target(head.config, target, "the head")
     _check_writable(head, target, layout, engine)
+    head = heads_lib.EagleHead(head_files.cast(head.params, dtype), head.config)
     written = _for_engine(_with_head(head, target), engine)
-    config = written.config
+    config, ids = written.config, written.params.get("draft_ids")
     spelling = _Spelling("layers.0." if config.version == 1 or layout == "speculators" else "midlayer.")
     flat = dict(
         (tuple(step.key for step in path), leaf) for path, leaf in jax.tree.flatten_with_path(written.params)[0]
@@ -284,8 +309,10 @@ def save(
     tensors = {}
     for path, parts in _parts(config, spelling).items():
         tensors |= head_files.split_leaf(flat[path], parts)
-    if "draft_ids" in written.params:
-        tensors |= _vocabulary_tensors(np.asarray(written.params["draft_ids"], np.int64), config.layer.vocab_size)
+    if config.version == 1:
+        ids = vocabulary_files.reduced(ids, config.layer.vocab_size, "draft_ids")
+    elif ids is not None:
+        tensors |= _vocabulary_tensors(np.asarray(ids, np.int64), config.layer.vocab_size)
     if config.version == 1:
         content = eagle_configs.eagle1(config, base_model, for_sglang=engine == "sglang", say_bias=engine == "eagle")
     elif layout == "native":
@@ -294,15 +321,17 @@ def save(
     else:
         content = eagle_configs.speculators(config, base_model)
     content |= {"torch_dtype": np.dtype(head.dtype).name, **pairing.record(target.provenance.sha256)}
-    expected = _sample_logits(_cast(written, target.model.dtype), target)
+    in_target = heads_lib.EagleHead(head_files.cast(written.params, target.model.dtype), config)
+    expected = _sample_logits(in_target, target)
 
     def check(work: pathlib.Path) -> None:
         found = _with_head(load(str(work), target), target)
-        if not np.array_equal(found.params.get("draft_ids", ()), written.params.get("draft_ids", ())):
-            raise ValueError(f"{work}: the draft vocabulary reads back differently; nothing is kept")
+        vocabulary_files.same(found.params.get("draft_ids"), ids, work)
         head_files.check_logits(_sample_logits(found, target), expected, target.model.dtype, work)
 
-    head_files.write_folder(folder, content, tensors, "model.safetensors", check)
+    head_files.write_folder(
+        folder, content, tensors, "model.safetensors", check, draft_ids=ids if config.version == 1 else None
+    )
 
 
 def _check_writable(head: heads_lib.EagleHead, target: types.Target, layout: str, engine: str) -> None:
@@ -310,10 +339,8 @@ def _check_writable(head: heads_lib.EagleHead, target: types.Target, layout: str
     if config.version == 1:
         if layout == "speculators":
             raise ValueError("layout speculators holds EAGLE-3 heads; this one is EAGLE-1")
-        if config.own_head or "draft_ids" in head.params:
-            raise ValueError(
-                "an EAGLE-1 file has no place for an output matrix or a draft vocabulary of the head's own"
-            )
+        if config.own_head:
+            raise ValueError("an EAGLE-1 file has no place for an output matrix of the head's own")
         if engine == "vllm" and config.fc_bias and bool(jnp.any(head.params["fc_bias"] != 0)):
             raise ValueError("fc_bias is not zero, and vLLM's EAGLE-1 heads have none")
         if engine != "eagle" and config.input_norm:
@@ -359,11 +386,6 @@ def _for_engine(head: heads_lib.EagleHead, engine: str) -> heads_lib.EagleHead:
     if config.version == 1 and engine == "vllm" and config.fc_bias:
         del params["fc_bias"]
     return heads_lib.EagleHead(params, dataclasses.replace(config, fc_bias="fc_bias" in params))
-
-
-def _cast(head: heads_lib.EagleHead, dtype: Any) -> heads_lib.EagleHead:
-    cast = lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-    return heads_lib.EagleHead(jax.tree.map(cast, head.params), head.config)
 
 
 def _vocabulary_tensors(ids: np.ndarray, total: int) -> dict[str, np.ndarray]:

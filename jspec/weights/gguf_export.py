@@ -6,6 +6,7 @@ Keys and tensor names are llama.cpp's for `llama`, `qwen2` and `qwen3`, from the
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec import extras, files, types
-from jspec.weights import gguf_models, gguf_tokenizers, model_exports, pairing
+from jspec.weights import gguf_models, gguf_tokenizers, model_exports, pairing, vocabulary_files
 
 
 def save_gguf(target: types.Target, path: str | os.PathLike, *, target_sha256: str | None = None) -> None:
@@ -24,7 +25,8 @@ def save_gguf(target: types.Target, path: str | os.PathLike, *, target_sha256: s
     It is loaded again and compared, logits and token ids, before the file gets its name; see `model_exports`.
 
     Args:
-      target: model, tokenizer and end tokens. Without a tokenizer the file names only the end tokens.
+      target: model, tokenizer and end tokens; of a draft, its reduced vocabulary, kept under `jspec.draft_vocabulary`.
+        Without a tokenizer the file names only the end tokens.
       path: of a file that does not exist, inside a folder that does.
       target_sha256: digest of the model that a draft was trained for, kept under `jspec.target_sha256`; None keeps what
         the target's provenance says.
@@ -46,11 +48,13 @@ def save_gguf(target: types.Target, path: str | os.PathLike, *, target_sha256: s
     metadata |= gguf_tokenizers.metadata(target.tokenizer, model.config.vocab_size, target.stop_ids)
     if target.provenance.trained_for is not None:
         metadata[pairing.GGUF_KEY] = target.provenance.trained_for
+    if target.draft_ids is not None:
+        metadata[vocabulary_files.GGUF_KEY] = target.draft_ids.tolist()
     adjust = gguf_models.row_order(architecture, model.config, writing=True)
     tensors = model_exports.tensors(model, gguf_models.NAMES, adjust)
     if (divisors := gguf_models.rope_divisors(model.config)) is not None:
         tensors[gguf_models.DIVISORS] = divisors
-    check = model_exports.checker(types.Target(model, target.tokenizer, target.provenance, target.stop_ids))
+    check = model_exports.checker(dataclasses.replace(target, model=model))
     with files.complete(path) as temporary:
         _write(temporary, architecture, metadata, tensors)
         check(temporary)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.weights import assembly, pairing, references, safetensors_files, torch_files
+from jspec.weights import assembly, pairing, references, safetensors_files, torch_files, vocabulary_files
 
 _TORCH_MODEL = "pytorch_model.bin"
 
@@ -39,7 +39,7 @@ def open_source(reference: str, sha256: str | None, first: Sequence[str] = ()) -
     Raises:
       ValueError: the reference or the digest is wrong, there is no such file, or it cannot be read.
     """
-    path = references.resolve(reference, also=(*first, _TORCH_MODEL))
+    path = references.resolve(reference, also=(*first, _TORCH_MODEL, vocabulary_files.NAME))
     if path.is_dir():
         named = [path / name for name in first if (path / name).is_file()]
         if named:
@@ -56,6 +56,11 @@ def open_source(reference: str, sha256: str | None, first: Sequence[str] = ()) -
 def config_path(source: assembly.Source) -> pathlib.Path:
     """The config.json that belongs to tensors, whether or not it exists."""
     return (source.path.parent if source.path.is_file() else source.path) / "config.json"
+
+
+def draft_ids(source: assembly.Source, vocab_size: int) -> np.ndarray | None:
+    """The reduced vocabulary that lies beside tensors; see `vocabulary_files.read`."""
+    return vocabulary_files.read(config_path(source).parent, vocab_size)
 
 
 def trained_for(reference: str, first: Sequence[str] = ()) -> str | None:
@@ -86,6 +91,13 @@ def split_leaf(leaf: jax.Array, parts: Sequence[assembly.Part]) -> dict[str, np.
         tensors[part.name] = flat[start : start + size].reshape(part.shape)
         start += size
     return tensors
+
+
+def cast(params: Any, dtype: Any) -> Any:
+    """Parameters in another dtype, ids as they are; None leaves all as they are."""
+    if dtype is None:
+        return params
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, params)
 
 
 def same_values(one: jax.Array, other: jax.Array) -> bool:
@@ -122,6 +134,7 @@ def write_folder(
     name: str,
     check: Callable[[pathlib.Path], None],
     more: Mapping[str, Mapping[str, Any]] | None = None,
+    draft_ids: np.ndarray | None = None,
 ) -> None:
     """Write `config.json`, one safetensors file and what else belongs to them into a new folder.
 
@@ -132,6 +145,7 @@ def write_folder(
       name: of the safetensors file.
       check: reads what was written from the folder it is given, before the folder gets its name.
       more: contents of further JSON files by name.
+      draft_ids: `[Vd]` a reduced vocabulary that has no place in the others (`vocabulary_files`).
 
     Raises:
       ValueError: there is something in the folder already, or no folder to put it in; or `check` says so.
@@ -151,6 +165,8 @@ def write_folder(
             (work / file).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         # transformers refuses a file that does not say whose tensors it holds.
         safetensors_files.save(tensors, work / name, metadata={"format": "pt"})
+        if draft_ids is not None:
+            np.save(work / vocabulary_files.NAME, draft_ids)
         check(work)
         os.replace(work, folder)
     finally:

@@ -6,6 +6,7 @@ it back.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping
@@ -26,7 +27,8 @@ def save_huggingface(
     It is loaded again and compared, logits and token ids, before the folder gets its name; see `model_exports`.
 
     Args:
-      target: model, tokenizer and end tokens. Without a tokenizer the folder has none either.
+      target: model, tokenizer and end tokens; of a draft, its reduced vocabulary (`vocabulary_files`). Without a
+        tokenizer the folder has none either.
       folder: an empty or no folder, inside an existing one.
       dtype: of the stored parameters: float32, bfloat16 or float16; None keeps the model's.
       target_sha256: digest of the model that a draft was trained for, kept in config.json under `jspec`; None keeps
@@ -47,9 +49,9 @@ def save_huggingface(
     if target.tokenizer is not None:
         more["tokenizer.json"] = tokenizer_json(target.tokenizer)
         more["tokenizer_config.json"] = _tokenizer_config(target.tokenizer, model.config.max_positions)
-    check = model_exports.checker(types.Target(model, target.tokenizer, target.provenance, target.stop_ids))
+    check = model_exports.checker(dataclasses.replace(target, model=model))
     tensors = model_exports.tensors(model, families.NAMES)
-    head_files.write_folder(folder, content, tensors, "model.safetensors", check, more)
+    head_files.write_folder(folder, content, tensors, "model.safetensors", check, more, target.draft_ids)
 
 
 def _token_ids(target: types.Target) -> dict[str, Any]:

@@ -10,6 +10,9 @@ about 0.23:
                 for all heads if original_lm_head;  token_map [Vd], the ids of a reduced vocabulary;  all of them
                 optionally behind `medusa_heads.`
 
+Heads of the released layout that share the target's output matrix may have a reduced vocabulary, in a file of its own
+(`vocabulary_files`).
+
 Heads and blocks are counted from the names: configs of uploads say 2 heads where the file holds 5. The released code is
 written, which it and TGI run, as does TensorRT-LLM's older engine; no current vLLM or SGLang runs Medusa.
 
@@ -32,7 +35,7 @@ import numpy as np
 from jspec import types
 from jspec.models import heads as heads_lib
 from jspec.models import transformer
-from jspec.weights import assembly, head_files, pairing, references
+from jspec.weights import assembly, head_files, pairing, references, vocabulary_files
 
 FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 _PREFIXES = ("medusa_head.", "medusa_heads.")
@@ -72,6 +75,12 @@ class _Stored(NamedTuple):
     token_map: str | None = None
 
 
+def holds(names: set[str]) -> bool:
+    """Whether a file with tensors of these names holds heads, be it beside a whole model."""
+    inside = {name.removeprefix(prefix) for prefix in _PREFIXES for name in names if name.startswith(prefix)}
+    return any(layout.counted(layout.block, inside or names) for layout in (_released(0), _VLLM))
+
+
 def load(
     reference: str,
     target: types.Target,
@@ -91,7 +100,8 @@ def load(
 
     Raises:
       ValueError: the reference or a file cannot be read; tensors are unknown, missing or misshapen (all are named),
-        also for this target; more heads are asked for than are stored; they were trained for another target.
+        also for this target; more heads are asked for than are stored; they were trained for another target; or a
+        vocabulary file stands beside heads with output matrices of their own, or leaves the target's vocabulary.
     """
     if num_heads is not None and num_heads < 1:
         raise ValueError(f"num_heads {num_heads} is below 1")
@@ -106,29 +116,60 @@ def load(
     held = stored.config.num_heads
     if num_heads is not None and num_heads > held:
         raise ValueError(f"{source.path}: num_heads {num_heads} asked for, {held} stored: {', '.join(sorted(names))}")
-    return _read(source, stored, num_heads or held, target)
+    heads = _read(source, stored, num_heads or held, target)
+    ids = head_files.draft_ids(source, target.model.config.vocab_size)
+    if ids is not None and heads.config.vocab_size is not None:
+        raise ValueError(
+            f"{where.with_name(vocabulary_files.NAME)}: the heads have output matrices of their own; a file like this "
+            "belongs to heads that share the target's"
+        )
+    return _restrict(heads, target, ids)
 
 
-def save(heads: heads_lib.MedusaHeads, target: types.Target, folder: str | os.PathLike, *, base_model: str) -> None:
-    """Write heads in the released layout, `config.json` and `medusa_lm_head.safetensors`, in their own dtype.
+def _restrict(heads: heads_lib.MedusaHeads, target: types.Target, ids: np.ndarray | None) -> heads_lib.MedusaHeads:
+    """Heads that share the target's output matrix with these of its rows alone; None leaves all."""
+    if ids is None:
+        return heads
+    ids = jnp.asarray(ids)
+    rows = {"draft_ids": ids, "head": transformer.output_matrix(target.model)[ids]}
+    return heads_lib.MedusaHeads(heads.params | rows, heads.config)
+
+
+def save(
+    heads: heads_lib.MedusaHeads,
+    target: types.Target,
+    folder: str | os.PathLike,
+    *,
+    base_model: str,
+    dtype: Any = None,
+) -> None:
+    """Write heads in the released layout, `config.json` and `medusa_lm_head.safetensors`.
 
     They are read back and their logits compared before the folder gets its name. The released code and TGI read them,
     and TensorRT-LLM's older engine; vLLM (since about 0.23), SGLang, llama.cpp and transformers run no Medusa heads.
+    The reduced vocabulary of heads that share the target's output matrix goes to `draft_vocabulary.npy`, which no other
+    engine reads: they draft from all tokens.
 
     Args:
       heads: the heads.
       target: the model they were trained for; its sha256 is recorded.
       folder: an empty or no folder, inside an existing one.
       base_model: what config.json calls the target.
+      dtype: of the stored parameters: float32, bfloat16 or float16; None keeps the heads'.
 
     Raises:
-      ValueError: there is something in the folder already; a reduced vocabulary, which the layout cannot hold; or the
-        heads do not fit the target.
+      ValueError: there is something in the folder already; output matrices of the heads' own over a reduced vocabulary,
+        which the layout cannot hold; or the heads do not fit the target.
       OSError: the disk does not take them. Nothing is left of what was written.
     """
     config = heads.config
     if config.reduced:
-        raise ValueError(f"a reduced vocabulary ({config.vocab_size} tokens) has no place in the released layout")
+        raise ValueError(
+            f"output matrices over a reduced vocabulary ({config.vocab_size} tokens) have no place in the released "
+            "layout"
+        )
+    heads = heads_lib.MedusaHeads(head_files.cast(heads.params, dtype), config)
+    ids = vocabulary_files.reduced(heads.params.get("draft_ids"), target.model.config.vocab_size, "draft_ids")
     content = {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],
@@ -144,14 +185,16 @@ def save(heads: heads_lib.MedusaHeads, target: types.Target, folder: str | os.Pa
     tensors = {}
     for name, parts in _parts(_released(config.num_layers), config, config.vocab_size).items():
         tensors |= head_files.split_leaf(heads.params[name], parts)
-    cast = jax.tree.map(lambda leaf: leaf.astype(target.model.dtype), heads.params)
-    expected = _sample_logits(dataclasses.replace(heads, params=cast), target)
+    in_target = {name: leaf for name, leaf in heads.params.items() if name not in heads_lib.MEDUSA_SHARED}
+    in_target = heads_lib.MedusaHeads(head_files.cast(in_target, target.model.dtype), config)
+    expected = _sample_logits(_restrict(in_target, target, ids), target)
 
     def check(written: pathlib.Path) -> None:
-        found = _sample_logits(load(str(written), target), target)
-        head_files.check_logits(found, expected, target.model.dtype, written)
+        found = load(str(written), target)
+        vocabulary_files.same(found.params.get("draft_ids"), ids, written)
+        head_files.check_logits(_sample_logits(found, target), expected, target.model.dtype, written)
 
-    head_files.write_folder(folder, content, tensors, FILES[0], check)
+    head_files.write_folder(folder, content, tensors, FILES[0], check, draft_ids=ids)
 
 
 def _sample_logits(heads: heads_lib.MedusaHeads, target: types.Target) -> jax.Array:

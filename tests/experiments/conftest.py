@@ -19,7 +19,7 @@ def own_folder(tmp_path, monkeypatch):
         jax.config.update(name, value)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record():
     """A function that makes a plausible record; keywords change its fields."""
 
@@ -35,9 +35,9 @@ def make_record():
             temperature=0.0,
             batch=1,
             num_prompts=2,
-            new_tokens=128,
+            new_tokens=117,
             target_calls=50,
-            tau=2.52,
+            tau=2.3,
             alpha=0.61,
             acceptance_histogram=(10, 20, 15, 5),
             acceptance_by_position=(0.8, 0.4, 0.1),
@@ -55,6 +55,19 @@ def make_record():
             versions={"python": "3.11.7", "jax": "0.10.2"},
             seed=0,
             config_hash="0123456789",
+            draft_sha256="d" * 64,
+            offered=(50, 50, 50),
+            tested=(50, 40, 20),
+            before_repeat=records.BeforeRepeat(
+                new_tokens=62,
+                target_calls=30,
+                tau=2.0,
+                alpha=0.5,
+                acceptance_histogram=(10, 10, 10, 0),
+                acceptance_by_position=(0.67, 0.33, 0.0),
+                offered=(30, 30, 30),
+                tested=(30, 20, 10),
+            ),
         )
         assert not changes.keys() - {field.name for field in dataclasses.fields(records.Record)}
         return records.Record(**{**values, **changes})

@@ -34,11 +34,11 @@ def pair(make_record, **changes) -> list[records.Record]:
     """A method's cell and the baseline's beside it: 26 ms a step, alone 25; 38 ms a round, alone 30 + 8."""
     shared = {key: changes[key] for key in ("task", "temperature", "batch") if key in changes}
     cost = records.Cost(autoregressive_ms=25.0, verify_ms=30.0, draft_ms=8.0, c=0.1)
-    baseline = make_record(
-        method="autoregressive", drafter="autoregressive", draft=None, tau=1.0, alpha=None, acceptance_histogram=(50,),
-        acceptance_by_position=(), tokens_per_second=1000 / 26, tpot_ms=26.0, speedup=1.0, speedup_ci=None,
-        expected_speedup=1.0, greedy_check=None, published=None, cost=cost, **shared,
-    )  # fmt: skip
+    nothing = dict.fromkeys(("draft", "alpha", "speedup_ci", "greedy_check", "published", "before_repeat"))
+    nothing |= dict.fromkeys(("acceptance_by_position", "offered", "tested"), ())
+    speed = dict(tau=1.0, tokens_per_second=1000 / 26, tpot_ms=26.0, speedup=1.0, expected_speedup=1.0)
+    kind = dict(method="autoregressive", drafter="autoregressive", acceptance_histogram=(50,), new_tokens=52)
+    baseline = make_record(**kind, **nothing, **speed, cost=cost, **shared)
     values = dict(tau=2.0, tpot_ms=19.0, tokens_per_second=1000 / 19, speedup=26 / 19, expected_speedup=50 / 38)
     method = make_record(**{"published": None, "cost": cost, **values, **changes})
     return [baseline, method]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments import benchmark, cli, greedy_check, records, report, run_folder, runner, settings, traces
-from jspec import generation, metrics
+from jspec import config as config_lib
+from jspec import generation, metrics, topology
 
 DEBUG = str(pathlib.Path(__file__).parents[2] / "configs" / "debug.yaml")
 
@@ -69,6 +70,15 @@ def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
         assert check is None or (check.prompts, check.equal) == (1, 1)
         assert record.draft == ("first 1 layers of the target" if record.method == "standard" else None)
         assert record.cost.draft_ms > 0 and record.expected_speedup > 0
+        before = record.before_repeat
+        assert before.new_tokens <= record.new_tokens and before.target_calls <= record.target_calls
+    assert document["prompts"] == {"ids": {"chat": ["chat/1"], "code": ["code/1"]}, "skipped": {}}
+    assert out.startswith("2 prompts (chat 1, code 1)\n")
+    assert [(each["method"], each["temperature"], each["tasks"]) for each in document["overall"]] == [
+        (method, temperature, 2)
+        for temperature in (0.0, 1.0)
+        for method in ("autoregressive", "standard", "prompt lookup")
+    ]
     table = pathlib.Path("out/table.md").read_text()
     assert "equal to autoregressive: 1 of 1" in table and table in out
     # One answer of each cell is kept token by token, and the resumed run added only its own.
@@ -100,6 +110,22 @@ def test_a_prompt_is_sampled_alike_in_any_batch():
     assert (jax.random.key_data(both.keys)[1] == jax.random.key_data(second.keys)[0]).all()
     other = runner.group(prompts[1:], encoded, 256, 1)
     assert (jax.random.key_data(other.keys) != jax.random.key_data(second.keys)).any()
+
+
+def test_the_shipped_drafts_are_compared_as_they_say():
+    """Chains of 4 and 5, trees of 24 nodes, ten prompts a task."""
+    config = config_lib.load(benchmark.Benchmark, pathlib.Path(DEBUG).with_name("drafts.yaml"))
+    shapes = {}
+    for method in config.methods:
+        drafter = method.drafter
+        shapes[method.name] = drafter.dynamic.num_nodes if drafter.kind == "eagle" and drafter.dynamic else None
+        if shapes[method.name] is None:
+            shapes[method.name] = drafter.topology if drafter.kind != "medusa" else drafter.tree.topology.num_nodes
+        assert drafter.draft.reference.startswith("pretrained:smollm2-135m/")
+    chains = {"standard": topology.chain(4), "eagle 1": topology.chain(5), "eagle 3": topology.chain(5)}
+    assert shapes == {**chains, "medusa": 24, "eagle 3, dynamic tree": 24}
+    assert config.prompts == settings.PromptSubset(per_task=10, choose="hashed", max_tokens=1024)
+    assert config.temperatures == (0.0, 1.0) and config.max_new_tokens == 128
 
 
 def answer(tokens, prompt=(1, 2)):
@@ -200,12 +226,16 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
     config = benchmark.Benchmark(settings.TargetSettings(random=settings.RandomModel()), ())
     method = benchmark._methods(config)[0]
     acceptance = jax.tree.map(lambda x: x[None], metrics.from_matches(np.zeros((10, 0), bool)))
-    output = python_types.SimpleNamespace(lengths=np.array([2 + 11]), acceptance=acceptance)
+    origin = np.array([[0, 0, 1, *[5] * 10]], np.int8)
+    output = python_types.SimpleNamespace(
+        lengths=np.array([2 + 11]), acceptance=acceptance, origin=origin, tokens=np.arange(13)[None]
+    )
     run = runner.Decoded(output, prefill_seconds=100.0, decode_seconds=2.0)
     identity = benchmark._Identity(config, target, [method])
     costs = {0.0: {"autoregressive": python_types.SimpleNamespace(verify=0.2, draft=0.0)}}
     record = benchmark._record(config, identity, method, "chat", 0.0, target, [group], {"autoregressive": [run]}, costs)
     assert record.tokens_per_second == pytest.approx(10 / 2.0)
+    assert record.before_repeat.target_calls == record.target_calls == 10 and record.offered == ()
     assert (record.ttft_ms, record.tpot_ms) == (pytest.approx(100e3), pytest.approx(200.0))
 
 
@@ -227,6 +257,10 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
         (["filters.top_p=0.0"], "top_p 0.0"),
         (["prompts.file=none.jsonl"], "none.jsonl: No such file or directory"),
         (["prompts.tasks=[chatt]"], "did you mean 'chat'"),
+        (["prompts.per_task=0"], "per_task 0 is below 1"),
+        (["prompts.max_tokens=0"], "prompts.max_tokens: max_tokens 0 is below 1"),
+        (["prompts.max_tokens=3"], "prompts: all of task 'chat' have more than max_tokens 3 tokens"),
+        (["prompts.choose=random"], "prompts.choose: expected"),
         (["batch=2"], "batch 2 does not divide the 1 prompts of task 'chat'"),
         (["target={reference: nowhere.gguf}"], "nowhere.gguf"),
         (["target={reference: 'ftp:x'}"], "ftp"),

@@ -1,6 +1,7 @@
 """The doctor on random weights: a pair that fits, pairs that do not, and what is refused."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import types as python_types
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 from experiments import cli, doctor, runner, settings
-from jspec import decode, drafters, topology, tree, types
+from jspec import drafters, topology, training, tree, types
 from jspec.drafters import eagle
 from jspec.models import heads as heads_lib
-from jspec.weights import eagle_files, load
+from jspec.training import train
+from jspec.weights import eagle_files, load, medusa_files, references
+from tests import checkpoints, tiny, training_samples
 
 DEBUG = str(pathlib.Path(__file__).parents[2] / "configs" / "doctor_debug.yaml")
 OWN, OTHER = "a" * 64, "b" * 64
@@ -83,6 +86,92 @@ def test_a_head_for_another_target_with_a_small_vocabulary(capsys, monkeypatch):
     assert "so the vocabulary is too small" in document["verdict"]
 
 
+class Cycle:
+    """Text as ids below 16, for targets that know a cycle of so many tokens."""
+
+    stop_ids = ()
+
+    def encode(self, text):
+        return [byte % 16 for byte in text.encode()][-40:]
+
+    def chat(self, text, system=None):
+        return self.encode(text)
+
+    def fingerprint(self):
+        return "cycle"
+
+
+def cycle(step: int, sha256: str) -> types.Target:
+    """A target that says x + step (mod 16) after x."""
+    logits = np.zeros((16, 16))
+    logits[np.arange(16), (np.arange(16) + step) % 16] = 20
+    made = tiny.bigram(logits, checkpoints.with_options(num_layers=3, vocab_size=72))
+    return dataclasses.replace(made, tokenizer=Cycle(), provenance=types.Provenance("cycle", sha256))
+
+
+@functools.cache
+def learned(step: int) -> heads_lib.MedusaHeads:
+    """Medusa heads trained on the cycle's own text."""
+    target = cycle(step, OWN)
+    runs = [[(start + step * i) % 16 for i in range(14)] for start in range(16)]
+    samples = [training_samples.sample(number, run[:2], run[2:]) for number, run in enumerate(runs * 4)]
+    unseen = [[(start + step * i) % 16 for i in range(15)] for start in range(8)]
+    held_out = [training_samples.sample(number, run[:3], run[3:]) for number, run in enumerate(unseen)]
+    settings = train.Settings(steps=150, rows=8, length=28, learning_rate=0.02, warmup_steps=5, clip=1.0)
+    run = train.Trainer(target, training.Medusa(num_heads=2), settings, samples, held_out, draft_ids=np.arange(20))
+    state = run.start()
+    for _ in range(settings.steps):
+        state, _ = run.step(state)
+    return run.objective.heads(run.draft(state)).replace(
+        params={**state.trained["heads"], "draft_ids": np.arange(20, dtype=np.int32)}
+    )
+
+
+def shuffled(heads: heads_lib.MedusaHeads) -> heads_lib.MedusaHeads:
+    """The same numbers, each somewhere else in its matrix."""
+    rng = np.random.default_rng(0)
+    shuffle = lambda leaf: rng.permutation(np.asarray(leaf).ravel()).reshape(leaf.shape)
+    return heads.replace(
+        params={name: leaf if name == "draft_ids" else shuffle(leaf) for name, leaf in heads.params.items()}
+    )
+
+
+STALE = "does not speak like this target. It may be trained for another one or an older version"
+
+
+@pytest.mark.slow
+def test_trained_heads_are_healthy_and_shuffled_or_foreign_ones_stale(capsys, monkeypatch):
+    """By `pretrained:` references, as they come with the package."""
+    target = cycle(1, OWN)
+    monkeypatch.setattr(settings, "load_target", lambda given: target)
+    monkeypatch.setattr(references, "pretrained_folder", lambda: pathlib.Path("pretrained").absolute())
+    pathlib.Path("pretrained/cycle").mkdir(parents=True)
+    for name, heads, trained_for in (
+        ("healthy", learned(1), OWN),
+        ("shuffled", shuffled(learned(1)), OWN),
+        ("foreign", learned(3), OTHER),
+    ):
+        medusa_files.save(heads, cycle(1, trained_for), f"pretrained/cycle/{name}", base_model="cycle")
+
+    def examine(name):
+        drafter = f"{{kind: medusa, tree: {{widths: [1, 1]}}, draft: {{reference: 'pretrained:cycle/{name}'}}}}"
+        code, document, findings, *_ = run(capsys, f"drafter={drafter}", f"run.folder=out-{name}")
+        assert findings["greedy text"]["text"] == "equal to autoregressive: 2 of 2"
+        return code, document, findings
+
+    code, document, findings = examine("healthy")
+    assert code == 0 and {finding["status"] for finding in document["findings"][:5]} == {"ok"}
+    assert "alpha 1.00; by depth 1.00" in findings["acceptance"]["text"] and STALE not in document["verdict"]
+    assert findings["coverage"]["text"].startswith("100.0% of the target's own tokens are among the 20 of 72")
+    # For this target by what is written beside it, and not by what it says.
+    code, document, findings = examine("shuffled")
+    assert code == 0 and findings["target"]["status"] == "ok"
+    assert findings["acceptance"]["status"] == "warning" and STALE in document["verdict"]
+    code, document, findings = examine("foreign")
+    assert code == cli.FAILED and findings["target"]["status"] == "fault" and OTHER in findings["target"]["text"]
+    assert findings["acceptance"]["status"] == "warning" and STALE in document["verdict"]
+
+
 def test_what_the_files_say(monkeypatch):
     """Of a draft model: vocabularies that differ and records of other targets do not stop it."""
     target = with_sha256(OWN, settings.RandomModel(num_layers=1, width=16))
@@ -141,14 +230,6 @@ def test_nodes_by_depth():
     made = tree.from_parents(np.zeros_like(parents), parents, max_depth=3)
     bound = python_types.SimpleNamespace(proposes_chains=False, max_depth=3)
     assert doctor._nodes_by_depth(bound, made) == [1, 3.5, 4.5, 6]
-
-
-def test_accepted_by_round():
-    names = dict(zip("pfacbu", range(6)))  # prompt, prefill, accepted, corrected, bonus, undrafted
-    rows = ["ppfaacbuaa", "ppppfcaab."]
-    origin = np.array([[names.get(letter, decode.PROMPT) for letter in row] for row in rows], np.int8)
-    output = python_types.SimpleNamespace(origin=origin, lengths=np.array([10, 9]))
-    assert doctor._accepted_by_round(runner.Decoded(output, 0.0, 0.0)) == [[2, 0, 0, 2], [0, 2]]
 
 
 @pytest.mark.parametrize(

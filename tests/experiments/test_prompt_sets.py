@@ -1,9 +1,11 @@
 import collections
+import hashlib
 import json
 
 import pytest
 
-from experiments import prompt_sets
+from experiments import prompt_sets, settings
+from jspec import types
 
 TASKS = ("chat", "translation", "summarisation", "question_answering", "maths", "code")
 
@@ -129,3 +131,49 @@ def test_files_that_hold_nothing(tmp_path):
     assert error(tmp_path / "binary.jsonl").endswith("binary.jsonl: not a UTF-8 text file")
     with pytest.raises(FileNotFoundError, match="missing.jsonl"):
         prompt_sets.load_prompts(tmp_path / "missing.jsonl")
+
+
+def test_hashed_order_is_that_of_the_ids_digests_within_each_task(tmp_path):
+    """Against the digests, worked out here; tasks stay in the order of the file, and the file's order means nothing."""
+    names = [f"q/{number}" for number in range(12)]
+    lines = [ours(name, ("chat", "maths")[number % 2]) for number, name in enumerate(names)]
+    path = write(tmp_path, *lines)
+    chosen = prompt_sets.load_prompts(path, choose="hashed", per_task=3)
+    by_digest = lambda group: sorted(group, key=lambda name: hashlib.sha256(name.encode()).hexdigest())[:3]
+    expected = by_digest(names[::2]) + by_digest(names[1::2])
+    assert [prompt.id for prompt in chosen] == expected and expected != names[:6:2] + names[1:7:2]
+    again = prompt_sets.load_prompts(write(tmp_path, *lines[::-1]), choose="hashed", per_task=3)
+    assert {prompt.id for prompt in again} == set(expected)
+    assert [prompt.task for prompt in again] == ["maths"] * 3 + ["chat"] * 3
+
+
+class Letters:
+    """A token a letter."""
+
+    def encode(self, text):
+        return list(text.encode())
+
+
+def test_long_prompts_are_skipped_and_the_next_ones_taken(tmp_path):
+    lengths = {"a": 5, "b": 9, "c": 10, "d": 3, "e": 11, "f": 12, "g": 2}
+    tasks = dict(zip("abcdefg", ("x", "x", "x", "x", "y", "y", "y")))
+    lines = [{"id": name, "task": tasks[name], "prompt": "." * size} for name, size in lengths.items()]
+    prompts = prompt_sets.load_prompts(write(tmp_path, *lines))
+    target = types.Target(None, Letters())
+
+    def choose(**changes):
+        return settings.choose_prompts(target, prompts, settings.PromptSubset(chat=False, **changes))
+
+    found = choose(per_task=3, max_tokens=9)
+    assert [prompt.id for prompt in found.prompts] == ["a", "b", "d", "g"]
+    assert found.skipped == {"x": 1, "y": 2}
+    assert [len(ids) for ids in found.encoded.values()] == [5, 9, 3, 2]
+    assert found.to_json() == {"ids": {"x": ["a", "b", "d"], "y": ["g"]}, "skipped": {"x": 1, "y": 2}}
+    assert found.describe() == "4 prompts (x 3, y 1); 3 longer ones skipped (x 1, y 2)"
+    # What is not looked at is not counted.
+    assert choose(per_task=2, max_tokens=9).skipped == {"y": 2}
+    assert choose(per_task=1).skipped == {} and choose().describe() == "7 prompts (x 4, y 3)"
+    with pytest.raises(ValueError, match="all of task 'y' have more than max_tokens 1 tokens|all of task 'x'"):
+        choose(max_tokens=1)
+    with pytest.raises(ValueError, match="max_tokens 0 is below 1"):
+        settings.PromptSubset(max_tokens=0)

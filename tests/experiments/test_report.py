@@ -31,6 +31,12 @@ def run(capsys, *arguments):
 
 
 @pytest.fixture
+def no_figures(monkeypatch):
+    """For reports whose figures others look at: drawing them takes most of the time."""
+    monkeypatch.setattr(figures, "draw", lambda cells, comparisons: [])
+
+
+@pytest.fixture
 def cells(tmp_path, make_record):
     """A function from records to cells, by way of a run folder."""
 
@@ -224,8 +230,8 @@ def test_the_page_needs_nothing_else_and_has_it_all(capsys, full_run):
     assert set(targets) <= set(names)
     assert "prefers-color-scheme: dark" in text
 
-    # Per temperature and paper, what differs, expected, all cells, details, runs.
-    assert len(page.all("table")) == 2 + 1 + 1 + 1 + 1 + 1
+    # Per temperature and paper, what differs, expected, all tasks, all cells, details, runs.
+    assert len(page.all("table")) == 2 + 1 + 1 + 1 + 1 + 1 + 1
     shown = "".join(page.texts)
     assert (
         "Yaniv Leviathan" in shown and "single TPU-v4" in shown and "question.jsonl, 2 a task, 64 new tokens" in shown
@@ -234,7 +240,7 @@ def test_the_page_needs_nothing_else_and_has_it_all(capsys, full_run):
         assert words in shown
 
 
-def test_traces_show_rounds_origins_and_odd_characters(capsys, full_run):
+def test_traces_show_rounds_origins_and_odd_characters(capsys, no_figures, full_run):
     run(capsys, full_run)
     text = (full_run / "report.html").read_text(encoding="utf-8")
     page = Page(text)
@@ -253,7 +259,7 @@ def test_traces_show_rounds_origins_and_odd_characters(capsys, full_run):
     assert "4 tokens in 2 rounds, 1 of them accepted drafts; tau 1.50" in "".join(page.texts)
 
 
-def test_a_run_without_traces_has_no_such_section(capsys, tmp_path, make_record):
+def test_a_run_without_traces_has_no_such_section(capsys, no_figures, tmp_path, make_record):
     folder = write(tmp_path / "run", run_folders.pair(make_record))
     assert run(capsys, folder)[0] == 0
     assert 'id="traces"' not in (folder / "report.html").read_text()
@@ -275,7 +281,7 @@ def test_table_md_is_the_same_in_markdown(capsys, full_run, tmp_path):
     assert grids.TAU in text and "▼ standard (chat, T = 0), 0.52: rounds slower than alone" in text
 
 
-def test_a_paper_that_is_not_on_file_is_only_named(capsys, tmp_path, make_record):
+def test_a_paper_that_is_not_on_file_is_only_named(capsys, no_figures, tmp_path, make_record):
     source = records.Published("someone2031", "5", "row", speedup=9.0)
     folder = write(tmp_path / "run", run_folders.pair(make_record, published=source))
     assert run(capsys, folder)[0] == 0
@@ -283,25 +289,27 @@ def test_a_paper_that_is_not_on_file_is_only_named(capsys, tmp_path, make_record
 
 
 def test_alpha_by_gamma_is_drawn_where_gamma_differs(capsys, tmp_path, make_record):
-    short = run_folders.pair(make_record, alpha=0.5, acceptance_histogram=(10, 10))
+    counts = dict(acceptance_histogram=(10, 10), offered=(20,), tested=(20,), target_calls=20, new_tokens=32)
+    short = run_folders.pair(make_record, alpha=0.5, tau=1.5, **counts, before_repeat=None)
     one = write(tmp_path / "one", short)
     two = write(tmp_path / "two", run_folders.pair(make_record))
     code, out, _ = run(capsys, one, two, "--out", tmp_path)
     assert code == 0 and "alpha_and_gamma.svg" in json.loads(out.splitlines()[-1])["files"]
 
 
-def test_records_from_before_the_new_fields_are_read(capsys, tmp_path, make_record):
+def test_records_from_before_the_new_fields_are_read(capsys, no_figures, tmp_path, make_record):
     folder = write(tmp_path / "run", run_folders.pair(make_record))
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     for line in lines:
-        for key in ("tau_ci", "alpha_ci", "mean_accepted", "offered_by_position", "tested_by_position"):
+        for key in [
+            field.name for field in dataclasses.fields(records.Record) if field.default is not dataclasses.MISSING
+        ]:
             del line[key]
-        del line["conditional_acceptance_by_position"], line["inter_token_ms"]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert run(capsys, folder)[0] == 0
 
 
-def test_a_run_that_goes_on_is_reported_and_left_alone(capsys, tmp_path, make_record):
+def test_a_run_that_goes_on_is_reported_and_left_alone(capsys, no_figures, tmp_path, make_record):
     folder = write(tmp_path / "run", run_folders.pair(make_record))
     with open(folder / "results.jsonl", "a") as file:
         file.write('{"method": "stan')
@@ -322,7 +330,7 @@ def spoil(folder, name, content):
         (lambda folder: [], "the following arguments are required: RUN"),
         (lambda folder: [folder.parent], "is no run folder: it has no environment.json"),
         (lambda folder: [folder, folder / ".." / folder.name], "is given twice"),
-        (lambda folder: [spoil(folder, "results.jsonl", "")], "has no finished cell"),
+        (lambda folder: [spoil(folder, "results.jsonl", "")], "holds no finished cell"),
         (lambda folder: [spoil(folder, "results.jsonl", "{}\n")], "results.jsonl, line 1: not a record"),
         (lambda folder: [spoil(folder, "environment.json", "[]")], "environment.json is damaged"),
         (lambda folder: [spoil(folder, "config.yaml", "a: [")], "config.yaml is damaged"),
@@ -330,7 +338,7 @@ def spoil(folder, name, content):
         (lambda folder: [folder, "--out", "/proc/none"], "cannot write /proc/none"),
     ],
 )
-def test_mistakes_are_one_line(capsys, tmp_path, make_record, arguments, message):
+def test_mistakes_are_one_line(capsys, no_figures, tmp_path, make_record, arguments, message):
     folder = write(tmp_path / "run", run_folders.pair(make_record))
     code, out, err = run(capsys, *arguments(folder))
     assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err
@@ -338,17 +346,30 @@ def test_mistakes_are_one_line(capsys, tmp_path, make_record, arguments, message
 
 def test_pooled_acceptance_counts_offers_and_tests(cells, make_record):
     # Two cells: 4 + 6 calls; the second offered a second draft in 3 of its calls only.
-    first = make_record(acceptance_histogram=(1, 1, 2), offered_by_position=(4, 4), tested_by_position=(4, 3))
-    second = make_record(
-        task="code", acceptance_histogram=(3, 2, 1), offered_by_position=(6, 3), tested_by_position=(6, 2)
-    )
+    first = make_record(acceptance_histogram=(1, 1, 2), offered=(4, 4), tested=(4, 3))
+    second = make_record(task="code", acceptance_histogram=(3, 2, 1), offered=(6, 3), tested=(6, 2))
     found = cells([first, second])
     unconditional, conditional = figures.pooled_by_position(found)
     assert unconditional == pytest.approx([(3 + 3) / 10, (2 + 1) / 7])
     assert conditional == pytest.approx([(3 + 3) / 10, (2 + 1) / (3 + 2)])
-    older = cells([make_record(acceptance_histogram=(1, 1, 2))])
+    older = cells([make_record(acceptance_histogram=(1, 1, 2), offered=None, tested=None)])
     unconditional, conditional = figures.pooled_by_position(older)
     assert unconditional == pytest.approx([3 / 4, 2 / 4]) and conditional == pytest.approx([3 / 4, 2 / 3])
+
+
+def test_all_tasks_together_are_told_by_run(cells, make_record, tmp_path):
+    cells(
+        run_folders.pair(make_record), run_folders.pair(make_record, task="code", speedup=1.0, tokens_per_second=50.0)
+    )
+    run = reported.load(tmp_path / "run0")
+    grid = grids.overall([run])
+    assert [row[:4] for row in grid.rows] == [
+        (str(run.path), "0", "autoregressive", "4"),
+        (str(run.path), "0", "standard", "4"),
+    ]
+    # 2 * 115 tokens in 115 / 52.6 + 115 / 50 seconds.
+    assert grid.rows[1][grid.headers.index("tokens/s")] == f"{2 / (19 / 1000 + 1 / 50):.1f}"
+    assert grids.TAU in grid.notes
 
 
 def test_details_are_in_the_words_of_other_tools(cells, make_record):
@@ -358,7 +379,7 @@ def test_details_are_in_the_words_of_other_tools(cells, make_record):
     )  # fmt: skip
     grid = grids.details(cells([record]))
     assert dict(zip(grid.headers, grid.rows[0])) == {
-        "task": "chat", "T": "0", "method": "standard", "tau": "2.52 [2.40, 2.60]", "mean accepted": "1.52",
+        "task": "chat", "T": "0", "method": "standard", "tau": "2.30 [2.40, 2.60]", "mean accepted": "1.52",
         "alpha": "0.61 [0.50, 0.70]", "acceptance by position": "0.80/0.40/0.10", "conditional": "0.80/0.50/-",
         "TTFT ms": "210", "TPOT ms": "15.2", "ITL ms p50": "38.0", "p90": "40.0", "p99": "55.5",
     }  # fmt: skip

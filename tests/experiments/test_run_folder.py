@@ -160,22 +160,6 @@ def test_the_commit_is_that_of_a_checkout_alone(tmp_path, monkeypatch):
     assert run_folder._commit() is None
 
 
-def test_reading_repairs_nothing(tmp_path):
-    run_cells(open_folder(tmp_path), until=2)
-    keys = ("task", "temperature")
-    whole = run_folder.read_records(tmp_path, keys)
-    file = tmp_path / "results.jsonl"
-    for tail, found in (('{"task"', whole), (json.dumps(whole[0]), [*whole, whole[0]])):
-        before = file.read_bytes()
-        file.write_bytes(before + tail.encode())
-        assert run_folder.read_records(tmp_path, keys) == found
-        assert file.read_bytes() == before + tail.encode()
-        file.write_bytes(before)
-    assert run_folder.read_environment(tmp_path)["config_hash"] == run_folder.config_hash(Config(), {})
-    with pytest.raises(ValueError, match="is no run folder: it has no environment.json"):
-        run_folder.read_environment(tmp_path / "elsewhere")
-
-
 def test_folders_that_are_none_of_ours(tmp_path):
     (tmp_path / "results.jsonl").write_text("")
     with pytest.raises(ValueError, match="has results.jsonl but no environment.json"):
@@ -238,3 +222,24 @@ def test_atomic_writing_keeps_the_old_text_when_it_fails(tmp_path, monkeypatch):
     monkeypatch.undo()
     run_folder.write_text_atomic(path, "new")
     assert path.read_text() == "new"
+
+
+def test_looking_at_a_past_run_touches_nothing(tmp_path):
+    keys = ("task", "temperature")
+    for path, message in ((tmp_path / "none", "none is no run folder"), (tmp_path, "is no run folder")):
+        with pytest.raises(ValueError, match=message):
+            run_folder.read(path, keys)
+    folder = open_folder(tmp_path / "run")
+    with pytest.raises(ValueError, match="run holds no finished cell"):
+        run_folder.read(folder.path, keys)
+    run_cells(folder, until=3)
+    results_file = folder.path / "results.jsonl"
+    results_file.write_bytes(results_file.read_bytes() + b'{"task": "co')  # cut off by a kill
+    before = {path.name: path.read_bytes() for path in folder.path.iterdir()}
+    found = run_folder.read(folder.path, keys)
+    assert found.records == folder.records and found.path == folder.path
+    assert found.environment["config_hash"] == run_folder.config_hash(Config(), {})
+    assert {path.name: path.read_bytes() for path in folder.path.iterdir()} == before
+    results_file.write_text('{"task": "chat"}\n')
+    with pytest.raises(ValueError, match="results.jsonl, line 1: not a record"):
+        run_folder.read(folder.path, keys)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from experiments import benchmark, cli, synthesize, train
@@ -83,10 +82,10 @@ def test_a_killed_training_ends_in_the_same_curve_and_draft(tmp_path, capsys):
         watched=tmp_path / "killed" / "loss.jsonl", seed=2,
     )  # fmt: skip
     assert kills == 2
-    for name in ("loss.jsonl", "results.jsonl", "draft/model.safetensors", "draft_vocabulary.npy"):
+    for name in ("loss.jsonl", "results.jsonl", "draft/model.safetensors"):
         assert pathlib.Path("whole", name).read_bytes() == pathlib.Path("killed", name).read_bytes(), name
 
-    # What was trained drafts: the exported head in a benchmark, beside the vocabulary that was counted.
+    # What was trained drafts: the exported head in a benchmark.
     target = "{random: {num_layers: 4, width: 64}}"
     methods = "[{name: eagle, drafter: {kind: eagle, gamma: 3, draft: {reference: whole/draft}}}]"
     config = tmp_path / "bench.yaml"
@@ -98,7 +97,7 @@ def test_a_killed_training_ends_in_the_same_curve_and_draft(tmp_path, capsys):
     assert cli.run(benchmark.main, benchmark.Benchmark, "", [str(config)]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["records"][-1]["greedy_check"] == {"prompts": 1, "equal": 1, "near_ties": 0}
-    assert len(np.load("whole/draft_vocabulary.npy")) == 64
+    assert json.loads(pathlib.Path("whole/draft/config.json").read_text())["draft_vocab_size"] == 64
     assert pathlib.Path("whole/curves.png").read_bytes().startswith(b"\x89PNG")
 
 

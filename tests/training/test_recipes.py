@@ -12,6 +12,7 @@ import pytest
 
 from jspec import drafters, generation, topology, types, weights
 from jspec.training import Distill, Eagle, Medusa, distill, medusa, objectives, train, vocabulary
+from jspec.weights import vocabulary_files
 from tests import checkpoints, tiny
 from tests import training_samples as make
 
@@ -48,6 +49,7 @@ CASES = {
     "medusa, own matrices": Case(Medusa(num_heads=2, own_heads=True, labels="target")),
     "medusa 2": Case(Medusa(num_heads=2, joint=medusa.Joint(heads=1.0))),
     "distill": Case(Distill(random=SMALL), 20),
+    "distill, layers": Case(Distill(layers=2), 20, steps=20, learning_rate=0.001),
     "distill, reverse": Case(Distill(random=SMALL, divergence="reverse_kl"), steps=500, learning_rate=0.005),
     "distill, jsd": Case(Distill(random=SMALL, divergence="jsd")),
     "distill, tv, on policy": Case(Distill(random=SMALL, divergence="tv", on_policy=0.3)),
@@ -222,6 +224,7 @@ def test_recipes_that_do_not_fit_the_target(recipe, message):
         (lambda: Medusa(num_heads=0), "num_heads 0 is below 1"),
         (lambda: medusa.Joint(heads=0.0), "joint.heads 0.0 is not above 0"),
         (lambda: Distill(), "exactly one"),
+        (lambda: Distill(random=SMALL, export="shared"), "only a draft of the target's layers has something to share"),
         (lambda: Distill(layers=1, on_policy=2.0), "on_policy 2.0 is not between 0 and 1"),
         (lambda: train.Settings(steps=10, accumulate=4), "accumulate 4 does not divide steps 10"),
         (lambda: train.Settings(learning_rate=0.0), "learning_rate 0.0 is not above 0"),
@@ -259,6 +262,7 @@ def test_frequent_tokens_come_first_and_stop_ids_always():
         pytest.param("medusa, own matrices", "medusa", marks=pytest.mark.slow),
         pytest.param("medusa 2", "medusa", marks=pytest.mark.slow),
         ("distill", "standard"),
+        pytest.param("distill, layers", "standard", marks=pytest.mark.slow),
     ],
 )
 def test_exports_draft_like_what_was_trained(name, kind, tmp_path):
@@ -273,17 +277,15 @@ def test_exports_draft_like_what_was_trained(name, kind, tmp_path):
     sped_up, *bound = run.objective.bind(target(), draft, gamma)
     place = tmp_path / run.objective.file_name
     run.objective.save(target(), draft, place, base_model="tiny")
-    extra = {}
-    if run.vocabulary.ids is not None and name != "eagle 3":
-        np.save(tmp_path / "draft_vocabulary.npy", run.vocabulary.ids)
-        extra = {"vocabulary": drafters.draft_vocabulary.Vocabulary(str(tmp_path / "draft_vocabulary.npy"))}
+    has_file = run.vocabulary.ids is not None and name != "eagle 3"
+    assert (place / vocabulary_files.NAME).exists() == has_file
     if kind == "eagle":
-        settings = drafters.Eagle(gamma=gamma, draft=drafters.eagle.EagleDraft(reference=str(place)), **extra)
+        settings = drafters.Eagle(gamma=gamma, draft=drafters.eagle.EagleDraft(reference=str(place)))
     elif kind == "medusa":
         tree = topology.Tree(widths=(1,) * gamma)
-        settings = drafters.Medusa(tree=tree, draft=drafters.medusa.MedusaDraft(reference=str(place)), **extra)
+        settings = drafters.Medusa(tree=tree, draft=drafters.medusa.MedusaDraft(reference=str(place)))
     else:
-        settings = drafters.Standard(gamma=gamma, draft=drafters.standard.Draft(reference=str(place)), **extra)
+        settings = drafters.Standard(gamma=gamma, draft=drafters.standard.Draft(reference=str(place)))
     prompts = [[3, 4], [9, 10, 11], [15, 0]]
     kept, loaded = (
         generation.generate(sped_up, prompts, drafter=drafter, max_new_tokens=21)

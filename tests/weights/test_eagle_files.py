@@ -617,7 +617,6 @@ FACTORS = model_config.RopeScaling("factors", 1.0, factors=(1.0,) * 4)
     [
         (dict(version=1), {"layout": "speculators"}, "this one is EAGLE-1"),
         (dict(version=1, own_head=True), {}, "no place for an output matrix"),
-        (dict(version=1, reduced=True), {}, "or a draft vocabulary"),
         (dict(version=1, input_norm=True), {"engine": "sglang"}, "sglang applies no norm"),
         (dict(version=3), {"layout": "gguf"}, "layout 'gguf' is not one of native, speculators"),
         (dict(version=3), {"engine": "trt"}, "engine 'trt' is not one of eagle, vllm, sglang"),

@@ -283,7 +283,8 @@ def test_torch_files_are_asked_for_of_a_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(references, "_fetch_from_hub", fetch)
     monkeypatch.setattr(references.extras, "check", lambda *rest: None)
     found = medusa_files.load("hf:org/heads", tiny.random_target())
-    assert asked == [("hf:org/heads", ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "pytorch_model.bin"))]
+    wanted = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "pytorch_model.bin", "draft_vocabulary.npy")
+    assert asked == [("hf:org/heads", wanted)]
     expected = medusa_files.load(reference, tiny.random_target())
     jax.tree.map(np.testing.assert_array_equal, found.params, expected.params)
 
