@@ -33,7 +33,9 @@ CUT_OFF = """svg => {
   const edge = svg.getBoundingClientRect();
   return [...svg.querySelectorAll("text")].filter(text => {
     const box = text.getBoundingClientRect();
-    return box.left < edge.left - 1 || box.right > edge.right + 1 || box.top < edge.top - 1 || box.bottom > edge.bottom + 1;
+    const within = (low, high, from, to) => from - 1 <= low && high <= to + 1;
+    const across = within(box.left, box.right, edge.left, edge.right);
+    return !(across && within(box.top, box.bottom, edge.top, edge.bottom));
   }).map(text => text.textContent);
 }"""
 
