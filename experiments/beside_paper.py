@@ -4,7 +4,7 @@ three lines: ours, theirs, the difference. Without published numbers, the same l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from experiments import grids, reported
 
@@ -45,8 +45,9 @@ def _compared(title: str, cells: Sequence[reported.Cell]) -> grids.Grid:
     tasks = list(dict.fromkeys(cell.record.task for cell in cells))
     quantities = [name for name in _QUANTITIES if any(_theirs(cell, name) is not None for cell in cells)]
     rows = []
-    for label, row in dict.fromkeys((cell.label, cell.record.published.row) for cell in cells):
-        by_task = {c.record.task: c for c in cells if (c.label, c.record.published.row) == (label, row)}
+    for label in dict.fromkeys(cell.label for cell in cells):
+        by_task = {cell.record.task: cell for cell in cells if cell.label == label}
+        row = ", ".join(_shared(by_task.values()))
         places = [(by_task.get(task), name) for task in tasks for name in quantities]
         for head, line, text in (
             ((label, row), "ours", _ours_text),
@@ -54,8 +55,21 @@ def _compared(title: str, cells: Sequence[reported.Cell]) -> grids.Grid:
             (("", ""), "difference", _difference_text),
         ):
             rows.append((*head, line, *(text(*place) if place[0] else "-" for place in places)))
-    headers = ("method", "row of the paper", "", *(f"{task}: {name}" for task in tasks for name in quantities))
+    names = [_task_name(task, [cell for cell in cells if cell.record.task == task]) for task in tasks]
+    headers = ("method", "row of the paper", "", *(f"{task}: {name}" for task in names for name in quantities))
     return grids.Grid(title, headers, tuple(rows), (grids.TAU,), words=3)
+
+
+def _shared(cells: Iterable[reported.Cell]) -> list[str]:
+    """What the published rows of these cells have in common: `column=value`, each."""
+    first, *others = [cell.record.published.row.split(", ") for cell in cells]
+    return [part for part in first if all(part in other for other in others)]
+
+
+def _task_name(task: str, cells: Sequence[reported.Cell]) -> str:
+    """Our name of a task, and the paper's behind it where its rows have one."""
+    theirs = [part.removeprefix("task=") for part in _shared(cells) if part.startswith("task=")]
+    return f"{task} ({theirs[0]})" if theirs and theirs[0] != task else task
 
 
 def _alone(title: str, cells: Sequence[reported.Cell]) -> grids.Grid:

@@ -46,11 +46,13 @@ def results(cells: Sequence[reported.Cell]) -> Grid:
 
 
 def overall(runs: Sequence[reported.Run]) -> Grid:
-    """Every method of every run over all its tasks."""
+    """Every method of every run, and of every point of a sweep, over all its tasks."""
     headers, rows = [], []
     for run in runs:
-        headers, own = tables.overall_cells(run.records)
-        rows += [(str(run.path), *row) for row in own]
+        for point in dict.fromkeys(run.points):
+            members = [record for record, at in zip(run.records, run.points) if at == point]
+            headers, own = tables.overall_cells(members)
+            rows += [(", ".join(filter(None, (str(run.path), point))), *row) for row in own]
     return Grid("All tasks together", ("run", *headers), tuple(rows), (tables.OVERALL_DEFINITIONS, TAU), words=3)
 
 

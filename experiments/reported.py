@@ -16,6 +16,8 @@ from experiments import records, run_folder, runner, traces
 # Cells that differ in one of these do not stand in one column.
 SETTINGS = ("target", "batch", "dtype", "seed")
 
+SWEEP = "sweep"  # key under which a record of a sweep tells its point: settings and their values
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -25,6 +27,7 @@ class Run:
     config:      what `config.yaml` says.
     environment: what `environment.json` says.
     records:     of the finished cells.
+    points:      of a sweep, where each record stands in it, in words; else empty strings.
     traces:      kept answers.
     """
 
@@ -32,6 +35,7 @@ class Run:
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
     records: tuple[records.Record, ...]
+    points: tuple[str, ...]
     traces: tuple[traces.Trace, ...]
 
     @property
@@ -81,22 +85,31 @@ def load(path: str | pathlib.Path) -> Run:
         config = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(past.path / "config.yaml"))
     except yaml.YAMLError as error:
         raise ValueError(f"{past.path / 'config.yaml'} is damaged: not YAML") from error
-    results = tuple(map(records.Record.from_json, past.records))
-    return Run(past.path, config, past.environment, results, tuple(traces.read(past.path)))
+    points = tuple(map(_point, past.records))
+    results = tuple(
+        records.Record.from_json({key: value for key, value in record.items() if key != SWEEP})
+        for record in past.records
+    )
+    # The traces of a sweep do not say at which point.
+    kept = () if any(points) else tuple(traces.read(past.path))
+    return Run(past.path, config, past.environment, results, points, kept)
 
 
 def cells(runs: Sequence[Run]) -> list[Cell]:
     """All cells, in the order of the runs."""
     uses = collections.Counter(
-        (key, name) for run in runs for name, key in {(r.method, _place(r)) for r in run.records}
+        key for run in runs for key in {(record.method, _place(record)) for record in run.records}
     )
-    shared = {name for (_, name), count in uses.items() if count > 1 and name != runner.BASELINE}
+    shared = {method for (method, _), count in uses.items() if count > 1 and method != runner.BASELINE}
     found = []
     for run in runs:
-        baselines = {_place(record): record for record in run.records if record.method == runner.BASELINE}
-        for record in run.records:
-            label = f"{record.method} ({run.path.name})" if record.method in shared else record.method
-            found.append(Cell(record, label, baselines.get(_place(record))))
+        placed = list(zip(run.records, run.points))
+        baselines = {(_place(record), at): record for record, at in placed if record.method == runner.BASELINE}
+        for record, at in placed:
+            where = [run.path.name] if record.method in shared else []
+            where += [at] if at and record.method != runner.BASELINE else []
+            label = f"{record.method} ({', '.join(where)})" if where else record.method
+            found.append(Cell(record, label, baselines.get((_place(record), at))))
     return found
 
 
@@ -111,6 +124,11 @@ def label_of(trace: traces.Trace, run: Run, found: Sequence[Cell]) -> str:
     """What the report calls the method of a trace."""
     with_run = f"{trace.cell['method']} ({run.path.name})"
     return with_run if any(cell.label == with_run for cell in found) else trace.cell["method"]
+
+
+def _point(record: Mapping[str, Any]) -> str:
+    """Where a record of a sweep stands: the last names of its settings, and their values."""
+    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in record.get(SWEEP, {}).items())
 
 
 def _place(record: records.Record) -> tuple:

@@ -66,6 +66,25 @@ def test_a_papers_table_has_ours_theirs_and_the_difference(cells, make_record):
     assert grids.TAU in cold.notes
 
 
+def test_a_row_is_what_its_cells_published_rows_share(cells, make_record):
+    def row(task):
+        return records.Published("eagle2_2024", "table1", f"method=SpS, target=Vicuna 13B, task={task}", 1.9, 2.3)
+
+    found = cells(
+        run_folders.pair(make_record, published=row("MT-bench")),
+        run_folders.pair(make_record, task="code", published=row("HumanEval")),
+    )
+    (grid,) = beside_paper.compared(found, ("eagle2_2024", "table1"))
+    assert [line[:3] for line in grid.rows] == [
+        ("standard", "method=SpS, target=Vicuna 13B", "ours"),
+        ("", "", "theirs"),
+        ("", "", "difference"),
+    ]
+    assert grid.headers[3:] == tuple(
+        f"{t}: {q}" for t in ("chat (MT-bench)", "code (HumanEval)") for q in ("speedup", "tau")
+    )
+
+
 def test_a_task_that_one_method_lacks_is_a_dash(cells, make_record):
     both = run_folders.pair(make_record, published=PUBLISHED) + run_folders.pair(
         make_record, published=PUBLISHED, task="code"
@@ -163,6 +182,26 @@ def test_the_same_method_of_two_runs_can_be_compared_token_by_token(tmp_path, ma
     assert [(answer.label, answer.tau) for answer in example.answers] == [
         ("standard (second)", 2.0),
         ("standard (first)", 1.0),
+    ]
+
+
+def test_the_points_of_a_sweep_are_told_apart(tmp_path, make_record):
+    folder = write(tmp_path / "run", run_folders.pair(make_record), run_folders.pair(make_record))
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for i, line in enumerate(lines):
+        line["sweep"] = {"methods.0.drafter.gamma": 1 + i // 2, "seed": 0}
+        line["tpot_ms"] += i
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = reported.cells([reported.load(folder)])
+    assert [cell.label for cell in found] == [
+        "autoregressive", "standard (gamma 1, seed 0)", "autoregressive", "standard (gamma 2, seed 0)",
+    ]  # fmt: skip
+    assert [cell.baseline.tpot_ms for cell in found] == [26, 26, 28, 28]
+    grid = grids.overall([reported.load(folder)])
+    assert [(row[0], row[2], row[3]) for row in grid.rows] == [
+        (f"{folder}, gamma {gamma}, seed 0", method, "2")
+        for gamma in (1, 2)
+        for method in ("autoregressive", "standard")
     ]
 
 
