@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import cli, greedy_check, overall, prompt_sets, records, run_folder, runner, settings, tables
+from experiments import cli, greedy_check, overall, prompt_sets, records, run_folder, runner, settings, tables, traces
 from jspec import costs, drafters, metrics, types
 from jspec import sampling as sampling_lib
 
@@ -36,6 +36,7 @@ class Benchmark:
     max_new_tokens: per prompt.
     batch:          prompts decoded together; the prompts of each task must divide by it.
     seed:           of the sampling.
+    traces:         answers kept token by token, of the first so many prompts of each task (`traces.jsonl`).
     run:            the run folder.
     """
 
@@ -47,6 +48,7 @@ class Benchmark:
     max_new_tokens: int = 128
     batch: int = 1
     seed: int = 0
+    traces: int = 1
     run: run_folder.RunSettings = run_folder.RunSettings()
 
     def __post_init__(self):
@@ -60,6 +62,8 @@ class Benchmark:
             raise ValueError(f"batch {self.batch} is below 1")
         if self.seed < 0:
             raise ValueError(f"seed {self.seed} is below 0")
+        if self.traces < 0:
+            raise ValueError(f"traces {self.traces} is below 0")
         names = [method.name for method in self.methods]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -126,6 +130,9 @@ def main(config: Benchmark) -> dict:
                     record = _record(
                         config, identity, method, task, temperature, target, groups[task], decoded, measured
                     )
+                    cell = identity.cell(method.name, task, temperature)
+                    answers = traces.take(cell, target, groups[task], decoded[method.name], config.traces)
+                    traces.append(folder.path, answers)
                     folder.append(record.to_json())
             folder.write_table(_table(folder))
     return _finish(folder, chosen)
@@ -175,6 +182,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
     own, baseline = decoded[method.name], decoded[BASELINE]
     summary = runner.summarize(own, groups)
     own_calls = runner.decoding_calls(own, groups)
+    sure = runner.acceptance_intervals(own, groups)
     speed = runner.speedup(own_calls, runner.decoding_calls(baseline, groups))
     cost = measured[temperature][method.name]
     autoregressive = measured[temperature][BASELINE]
@@ -219,6 +227,11 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         before_repeat=records.BeforeRepeat(
             **{field.name: getattr(before, field.name) for field in dataclasses.fields(records.BeforeRepeat)}
         ),
+        tau_ci=sure.tau,
+        alpha_ci=sure.alpha,
+        mean_accepted=summary.mean_accepted,
+        conditional_acceptance_by_position=summary.conditional_acceptance_by_position,
+        inter_token_ms=records.Latency(*metrics.inter_token_latency(runner.landing_gaps(own))),
     )
 
 

@@ -73,7 +73,9 @@ def run(
       default: the config to use when none is named.
     """
     config = None
-    try:
+
+    def work() -> Mapping[str, Any]:
+        nonlocal config
         args = _parse_args(description, argv, default)
         config = _with_folder(
             config_lib.load(config_class, args.config, args.overrides, registries), args.config, registries
@@ -81,12 +83,27 @@ def run(
         _keep_compiled_programs()
         if isinstance(getattr(config, "target", None), settings.TargetSettings):
             settings.compile_as_wanted(config.target)
-        _print_document(main(config))
+        return main(config)
+
+    def kept() -> str:
+        folder = getattr(getattr(config, "run", None), "folder", None) or getattr(config, "data", None)
+        return f"; what is finished is kept in {folder}; the same command resumes" if folder else ""
+
+    return guarded(work, kept)
+
+
+def guarded(work: Callable[[], Mapping[str, Any]], kept: Callable[[], str] = str) -> int:
+    """Do the work of a script and print its document as the last line. Returns the exit code.
+
+    Args:
+      work: what the script does.
+      kept: what to add to "interrupted".
+    """
+    try:
+        _print_document(work())
         return 0
     except KeyboardInterrupt:
-        folder = getattr(getattr(config, "run", None), "folder", None) or getattr(config, "data", None)
-        kept = f"; what is finished is kept in {folder}; the same command resumes" if folder else ""
-        print(f"interrupted{kept}", file=sys.stderr)
+        print(f"interrupted{kept()}", file=sys.stderr)
         return INTERRUPTED
     except RunFailed as error:
         if error.document is not None:
@@ -120,10 +137,12 @@ def show(results: Sequence[records.Record]) -> None:
 
 
 def show_values(values: Mapping[str, Any]) -> None:
-    """Print names and values on stdout, a line each; a list on one line, None as a dash."""
+    """Print names and values on stdout, a line each; a list or mapping on one line, None as a dash."""
     table = rich.table.Table(show_header=False, box=None)
     for name, value in values.items():
         items = value if isinstance(value, list | tuple) else [value]
+        if isinstance(value, Mapping):
+            items = [f"{key} {number:.3g}" for key, number in value.items()]
         shown = ["-" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x) for x in items]
         table.add_row(name, " ".join(shown))
     rich.console.Console(highlight=False).print(table)
@@ -168,13 +187,20 @@ def _bar(total: int, description: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: bar.update(task, advance=1, description=f"{description}: {text}")
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Whose errors are a user's mistake, on one line."""
+
     def error(self, message: str) -> NoReturn:
-        raise config_lib.ConfigError(f"{message} (usage: {self.prog} CONFIG [dotted.key=value ...])")
+        usage = " ".join(self.format_usage().split())
+        raise config_lib.ConfigError(f"{message} ({usage})")
 
 
 def _parse_args(description: str, argv: Sequence[str] | None, default: str | None) -> argparse.Namespace:
-    parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        usage="%(prog)s CONFIG [dotted.key=value ...]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     text = "a YAML file, see configs/" + (f"; default {default}" if default else "")
     parser.add_argument("config", metavar="CONFIG", nargs="?" if default else None, help=text)
     parser.add_argument("overrides", metavar="dotted.key=value", nargs="*", help="settings to change: drafter.gamma=7")

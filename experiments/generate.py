@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import rich.console
 import rich.text
 
 from experiments import cli, records, settings
-from jspec import decode, drafters, generation, types
+from jspec import decode, drafters, generation, metrics, types
 from jspec import sampling as sampling_lib
 
 STYLES = {"accepted": "green", "corrected": "red", "bonus": "cyan", "prefill": "dim", "undrafted": "default"}
@@ -73,11 +74,12 @@ def main(config: Generate) -> dict:
         system=config.system,
         **vars(config.filters),
     )
-    result, first, speed = _show(pieces)
+    result, first, speed, latency = _show(pieces)
     statistics = records.plain(dataclasses.asdict(result.statistics))
     statistics |= {
         "first_token_seconds": first,
         "tokens_per_second": speed,
+        "inter_token_ms": None if latency is None else latency._asdict(),
         "finish_reason": result.finish_reasons[0],
         "lossless": config.verifier.lossless,
     }
@@ -85,12 +87,14 @@ def main(config: Generate) -> dict:
     return {"prompt": config.prompt, "text": result.texts[0], "statistics": statistics}
 
 
-def _show(blocks: Iterator) -> tuple[generation.Generation, float, float | None]:
+def _show(
+    blocks: Iterator,
+) -> tuple[generation.Generation, float, float | None, metrics.LatencyPercentiles | None]:
     """Print tokens as they come, and what their colours mean.
 
     Returns:
-      The result, seconds to the first token with compiling, and tokens per second after the second block, whose step
-      was compiled (None if there is none).
+      The result, seconds to the first token with compiling, and of what came after the second block, whose step was
+      compiled, tokens per second and the time between deliveries (None if nothing came).
     """
     console = rich.console.Console(highlight=False, soft_wrap=True)
     start = time.perf_counter()
@@ -106,7 +110,12 @@ def _show(blocks: Iterator) -> tuple[generation.Generation, float, float | None]
     legend = ", ".join(f"[{style}]{origin}[/]" for origin, style in STYLES.items())
     console.print(f"\n\ntokens: {legend}")
     timed, seconds = sum(counts[2:]), landed[-1] - landed[min(1, len(landed) - 1)]
-    return block, landed[0] - start, timed / seconds if timed else None
+    first = landed[0] - start
+    return (
+        (block, first, timed / seconds, metrics.inter_token_latency(np.diff(landed[1:])))
+        if timed
+        else (block, first, None, None)
+    )
 
 
 if __name__ == "__main__":

@@ -56,6 +56,15 @@ class BeforeRepeat:
 
 
 @dataclasses.dataclass(frozen=True)
+class Latency:
+    """Milliseconds that half, nine tenths and all but a hundredth stay within; see `metrics.inter_token_latency`."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Published:
     """The number a paper gives for this cell, and where. None where it gives none."""
 
@@ -87,6 +96,11 @@ class Record:
     draft_sha256:  of the draft's weights file, None where it has none.
     offered, tested: target calls that offered, that tested a draft at depth 1, 2, ...
     before_repeat: the same figures over a part of the answers.
+    tau_ci, alpha_ci: bootstrap intervals over prompts.
+    mean_accepted: accepted drafts per target call; the corrected or bonus token is not one.
+    conditional_acceptance_by_position: accepted at depth i / rounds that tested a draft there.
+    inter_token_ms: time between deliveries; the rounds of one call are taken to be equally long
+                    (`metrics.equal_gaps`).
     """
 
     method: str
@@ -123,12 +137,18 @@ class Record:
     offered: tuple[int, ...] | None = None
     tested: tuple[int, ...] | None = None
     before_repeat: BeforeRepeat | None = None
+    tau_ci: tuple[float, float] | None = None
+    alpha_ci: tuple[float, float] | None = None
+    mean_accepted: float | None = None
+    conditional_acceptance_by_position: tuple[float | None, ...] = ()
+    inter_token_ms: Latency | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; NaN, which JSON does not have, becomes None."""
         content = plain(dataclasses.asdict(self))
-        if self.speedup_ci is not None and None in content["speedup_ci"]:
-            content["speedup_ci"] = None
+        for name in ("speedup_ci", "tau_ci", "alpha_ci"):
+            if content[name] is not None and None in content[name]:
+                content[name] = None
         return content
 
     @classmethod
@@ -141,7 +161,8 @@ class Record:
         return _build(cls, content, "record")
 
 
-_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published, "before_repeat": BeforeRepeat}
+_NESTED = {"cost": Cost, "greedy_check": GreedyCheck, "published": Published}
+_NESTED |= {"before_repeat": BeforeRepeat, "inter_token_ms": Latency}
 
 
 def plain(value: Any) -> Any:

@@ -3,6 +3,7 @@
     config.yaml         the resolved config; starts a new run of the same kind
     environment.json    the config's hash, versions, device
     results.jsonl       a record per finished cell, on the disk before the next cell starts
+    traces.jsonl        a benchmark's: some answers token by token
     table.md            what the records say
 
 Opening the folder again with the same config resumes: finished cells are known by their keys and need not run again.
@@ -17,6 +18,7 @@ import json
 import os
 import pathlib
 import platform
+import subprocess
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +31,7 @@ from jspec import config as config_lib
 from jspec import files
 
 # Top-level config keys that do not change what is computed.
-NOT_HASHED = ("run",)
+NOT_HASHED = ("run", "traces")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +49,7 @@ class RunSettings:
 
 
 def config_hash(config: Any, registries: config_lib.Registries | None = None) -> str:
-    """The hash that a run folder and its records carry; the `run` settings do not enter."""
+    """The hash that a run folder and its records carry; `NOT_HASHED` do not enter."""
     return config_lib.config_hash(config, registries, ignore=NOT_HASHED)
 
 
@@ -63,6 +65,7 @@ def environment() -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "jspec": getattr(jspec, "__version__", "unknown"),
+            **({"commit": commit} if (commit := _commit()) else {}),
             **{name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "flax", "numpy")},
         },
         "device": device.device_kind,
@@ -70,6 +73,25 @@ def environment() -> dict[str, Any]:
         "num_devices": jax.device_count(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
     }
+
+
+def _commit() -> str | None:
+    """The commit that this code is a checkout of, "+" behind it if files were changed since; None where unknown."""
+    root = pathlib.Path(jspec.__file__).resolve().parents[1]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10
+        )
+        return done.stdout.strip()
+
+    try:
+        if pathlib.Path(git("rev-parse", "--show-toplevel")).resolve() != root:
+            return None  # installed inside another project
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def device_name(environment: Mapping[str, Any]) -> str:

@@ -82,8 +82,18 @@ class Decoded:
 
 def summarize(decoded: Sequence[Decoded], groups: Sequence[Group]) -> metrics.Summary:
     """Acceptance over all groups of one method."""
+    return metrics.summarize(*_rows(decoded, groups))
+
+
+def acceptance_intervals(decoded: Sequence[Decoded], groups: Sequence[Group]) -> metrics.AcceptanceIntervals:
+    """Intervals of tau and alpha over all prompts of one method."""
+    return metrics.acceptance_intervals(*_rows(decoded, groups))
+
+
+def _rows(decoded: Sequence[Decoded], groups: Sequence[Group]) -> tuple[types.Acceptance, np.ndarray]:
+    """Statistics and new tokens of every prompt, `[N, ...]` and `[N]`."""
     acceptance = jax.tree.map(lambda *rows: np.concatenate(rows), *(run.output.acceptance for run in decoded))
-    return metrics.summarize(acceptance, np.concatenate([run.new_tokens(group) for run, group in zip(decoded, groups)]))
+    return acceptance, np.concatenate([run.new_tokens(group) for run, group in zip(decoded, groups)])
 
 
 def before_repeat(
@@ -102,6 +112,13 @@ def decoding_calls(decoded: Sequence[Decoded], groups: Sequence[Group]) -> metri
     """Decoding alone: prefill emitted each row's first token."""
     tokens = [int((run.new_tokens(group) - 1).sum()) for run, group in zip(decoded, groups)]
     return metrics.Calls(np.array(tokens), np.array([run.decode_seconds for run in decoded]))
+
+
+def landing_gaps(decoded: Sequence[Decoded]) -> np.ndarray:
+    """Seconds between deliveries, each call's rounds taken to be equally long."""
+    return np.concatenate(
+        [metrics.equal_gaps(run.output.acceptance.rounds, run.decode_seconds) for run in decoded] or [np.zeros(0)]
+    )
 
 
 def speedup(own: metrics.Calls, baseline: metrics.Calls) -> metrics.Speedup | None:

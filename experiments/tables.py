@@ -42,9 +42,13 @@ def markdown(headers: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[str]
 
 def results_table(results: Sequence[records.Record]) -> str:
     """Markdown: a row per task, temperature and method, the definitions, and a note for every speedup below 1."""
+    return "\n".join([*markdown(*cells(results)), "", DEFINITIONS, *(f"\n{note}" for note in notes(results))]) + "\n"
+
+
+def cells(results: Sequence[records.Record]) -> tuple[list[str], list[list[str]]]:
+    """The table's headers and rows."""
     group_headers, rows = _rows(results)
-    lines = markdown([*group_headers, *_COLUMNS], [[*group, *columns] for group, columns in rows])
-    return "\n".join([*lines, "", DEFINITIONS, *(f"\n{note}" for note in notes(results))]) + "\n"
+    return [*group_headers, *_COLUMNS], [[*group, *columns] for group, columns in rows]
 
 
 def report(results: Sequence[records.Record]) -> str:
@@ -54,8 +58,12 @@ def report(results: Sequence[records.Record]) -> str:
 
 def overall_table(results: Sequence[records.Record]) -> str:
     """Markdown: a row per temperature and method, all tasks together, and the definitions."""
-    lines = markdown(_OVERALL_COLUMNS, _overall_rows(results))
-    return "\n".join([*lines, "", OVERALL_DEFINITIONS]) + "\n"
+    return "\n".join([*markdown(*overall_cells(results)), "", OVERALL_DEFINITIONS]) + "\n"
+
+
+def overall_cells(results: Sequence[records.Record]) -> tuple[list[str], list[list[str]]]:
+    """That table's headers and rows."""
+    return _OVERALL_COLUMNS, _overall_rows(results)
 
 
 def overall_terminal_table(results: Sequence[records.Record]) -> Any:

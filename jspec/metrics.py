@@ -1,14 +1,32 @@
-"""What a run amounts to: acceptance statistics into alpha and tau, clock readings into speedups.
+"""What a run amounts to: acceptance statistics into alpha and tau, clock readings into speedups and latencies.
 
 The words, used one way:
 
 * tau (acceptance length, block efficiency): tokens emitted per target call, the corrected or bonus token included.
   Prefill emits the first token; it belongs to no round and is not counted. Autoregressive decoding has tau = 1.
+* mean accepted: accepted drafts per target call, nothing else counted. tau = 1 + mean accepted, less what a stop id
+  inside an accepted block cuts off.
 * alpha: accepted / tested drafts. A draft behind a rejected one was never tested, whatever it would have matched.
 * accepted per drafted: accepted / offered drafts, tested or not; it falls with gamma where alpha does not.
 * acceptance by position: unconditional, accepted at depth i / rounds that offered a draft there.
 * conditional acceptance by position: accepted at depth i / rounds that tested a draft there.
 * speedup: tokens per second over those of autoregressive decoding on the same prompts.
+* TTFT: time to the first token, that of prefill. TPOT: time per later token. Inter-token latency: time between two
+  deliveries, each of which brings one round's tokens.
+
+What others call by these names, in ours:
+
+* EAGLE, EAGLE-2, EAGLE-3: average acceptance length tau = 1 + mean accepted (accepted drafts of a round plus one,
+  averaged over rounds). n-alpha = conditional acceptance by position at n + 1, of a chain.
+* Medusa: acceleration rate = tau, overhead = (t_verify + t_draft) / t_autoregressive; speedup = one over the other.
+* vLLM: mean acceptance length = 1 + num_accepted_tokens / num_drafts = 1 + mean accepted, over the rounds that offered
+  a draft (those that offered none, as prompt lookup's without a match, do not count); draft acceptance rate =
+  accepted per drafted; per-position acceptance rate = accepted at depth i / all rounds that offered any draft. Its
+  benchmark's ITL takes one sample a delivery, as ours.
+* Spec-Bench: mean accepted tokens = 1 + mean accepted, the last round whole. Its speedup is a ratio of means of each
+  question's tokens per second, prefill's time included.
+* Leviathan et al. 2023: alpha = E[sum_x min(p, q)], over all places of a text; with independent drafts tau =
+  (1 - alpha^(gamma + 1)) / (1 - alpha). Block efficiency = tau.
 
 A rate whose denominator is zero is NaN. Plain NumPy on the host; clocks are in `timing.py`.
 """
@@ -93,6 +111,34 @@ def summarize(acceptance: types.Acceptance, new_tokens: np.ndarray) -> Summary:
         conditional_acceptance_by_position=tuple(map(_ratio, accepted_at.tolist(), tested.tolist())),
         offered=tuple(offered.tolist()),
         tested=tuple(tested.tolist()),
+    )
+
+
+class AcceptanceIntervals(NamedTuple):
+    """Bootstrap intervals over prompts, low and high; NaN with fewer than two prompts."""
+
+    tau: tuple[float, float]
+    alpha: tuple[float, float]
+
+
+def acceptance_intervals(
+    acceptance: types.Acceptance, new_tokens: np.ndarray, *, confidence: float = 0.95, seed: int = 0
+) -> AcceptanceIntervals:
+    """How sure tau and alpha are, given that other prompts might have been drawn.
+
+    Args:
+      acceptance: per row, `[B, ...]`.
+      new_tokens: `[B]` tokens each row generated, prefill's first one included.
+      confidence: coverage.
+      seed: of the bootstrap.
+    """
+    histogram = np.asarray(acceptance.histogram)
+    accepted = (histogram * np.arange(histogram.shape[-1])).sum(axis=-1)
+    round_tokens = np.maximum(np.asarray(new_tokens) - 1, 0)
+    settings = dict(confidence=confidence, seed=seed)
+    return AcceptanceIntervals(
+        tau=ratio_interval(round_tokens, acceptance.rounds, **settings),
+        alpha=ratio_interval(accepted, np.asarray(acceptance.tested).sum(axis=-1), **settings),
     )
 
 
@@ -219,6 +265,8 @@ def ratio_interval(
       seed: of the bootstrap.
     """
     numerators, denominators = np.asarray(numerators, float), np.asarray(denominators, float)
+    if not denominators.any():
+        return math.nan, math.nan
 
     def ratio(chosen):
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -241,6 +289,46 @@ def latency(first_seconds: np.ndarray, calls: Calls) -> tuple[float, float]:
     later_tokens = np.maximum(np.asarray(calls.tokens) - 1, 0).sum()
     later_seconds = (np.asarray(calls.seconds) - first_seconds).sum()
     return float(np.median(first_seconds) * 1e3), _ratio(later_seconds * 1e3, later_tokens)
+
+
+class LatencyPercentiles(NamedTuple):
+    """Milliseconds that half, nine tenths and all but a hundredth of the gaps stay within."""
+
+    p50: float
+    p90: float
+    p99: float
+
+
+def inter_token_latency(gaps: np.ndarray) -> LatencyPercentiles:
+    """Percentiles of the time between deliveries; between two of them, linear. NaN without any.
+
+    A reader of a stream sees the tokens of one round land together. Each delivery after the first is one sample,
+    however many tokens it brings, as in vLLM's benchmark; the mean time per token is TPOT, this mean tau times as long.
+
+    Args:
+      gaps: `[N]` seconds between one delivery and the one before.
+    """
+    gaps = np.asarray(gaps, float)
+    if not gaps.size:
+        return LatencyPercentiles(math.nan, math.nan, math.nan)
+    return LatencyPercentiles(*map(float, np.percentile(gaps, [50, 90, 99]) * 1e3))
+
+
+def equal_gaps(rounds: np.ndarray, seconds: float) -> np.ndarray:
+    """Gaps between the deliveries of one call that ran on the device without a word to the host.
+
+    Nobody saw its tokens land, so its rounds are taken to be equally long: the call's time over the rounds of the row
+    that took most.
+
+    Args:
+      rounds: `[B]` of each row.
+      seconds: of the call, from the first tokens on.
+
+    Returns:
+      `[sum of rounds]` seconds.
+    """
+    rounds = np.asarray(rounds)
+    return np.full(int(rounds.sum()), seconds / max(int(rounds.max(initial=0)), 1))
 
 
 def expected_speedup(tau: float, autoregressive_ms: float, verify_ms: float, draft_ms: float) -> float:

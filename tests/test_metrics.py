@@ -17,6 +17,8 @@ DEV_26 = {
     "alpha": 7 / 10,  # tested: 2 + 4 + 1 + 3
     "acceptance_by_position": (0.75, 0.5, 0.25, 0.25),
     "conditional_acceptance_by_position": (0.75, 2 / 3, 0.5, 1.0),
+    "offered": (4, 4, 4, 4),
+    "tested": (4, 3, 2, 1),
 }
 
 
@@ -68,6 +70,7 @@ def test_dev_26_a_short_last_round_counts_its_real_length():
     assert summary.accepted_per_drafted == 6 / 13
     assert summary.acceptance_by_position == pytest.approx((3 / 4, 1 / 3, 1 / 3, 1 / 3))
     assert summary.conditional_acceptance_by_position == pytest.approx((3 / 4, 1 / 2, 1.0, 1.0))
+    assert (summary.offered, summary.tested) == ((4, 3, 3, 3), (4, 2, 1, 1))
     assert summary.alpha == 6 / 8
 
 
@@ -114,6 +117,58 @@ def test_rows_that_ended_at_prefill_count_for_nothing():
 def test_counts_that_contradict_each_other(changes, new_tokens, message):
     with pytest.raises(ValueError, match=message):
         metrics.summarize(dataclasses.replace(count(MATCHES), **changes), new_tokens)
+
+
+def test_what_others_call_acceptance_length_follows_from_ours():
+    # A round without a draft (prompt lookup found no match) and four of DEV-26: 7 drafts accepted in 5 target calls.
+    summary = metrics.summarize(count(np.vstack([MATCHES, MATCHES[2:3]]), [4, 4, 4, 4, 0]), [3, 6, 2, 4, 3 - 1])
+    assert summary.tau == 12 / 5  # EAGLE's, Medusa's and Spec-Bench's too
+    assert 1 + summary.mean_accepted == summary.tau
+    vllm_drafts, vllm_accepted, vllm_drafted = 4, 7, 16  # what its counters would say
+    assert summary.offered[0] == vllm_drafts
+    mean_acceptance_length = 1 + vllm_accepted / vllm_drafts
+    assert mean_acceptance_length == 1 + summary.mean_accepted * summary.target_calls / summary.offered[0]
+    assert vllm_accepted / vllm_drafted == summary.accepted_per_drafted
+    # A stop id among the drafts: they were accepted, yet nothing came behind them.
+    ended = metrics.summarize(metrics.from_matches([[1, 1, 0, 0]]), [3])
+    assert (ended.tau, 1 + ended.mean_accepted) == (2.0, 3.0)
+
+
+def test_intervals_of_tau_and_alpha_are_over_prompts():
+    rows = count(MATCHES)
+    tau, alpha = metrics.acceptance_intervals(rows, np.array([3, 6, 2, 4]))
+    # Each prompt made one call: tau is the mean of 2, 5, 1, 3, alpha of sums over (1, 4, 0, 2) / (2, 4, 1, 3).
+    assert tau == metrics.ratio_interval([2, 5, 1, 3], [1, 1, 1, 1])
+    assert alpha == metrics.ratio_interval([1, 4, 0, 2], [2, 4, 1, 3])
+    assert 1 <= tau[0] < 2.75 < tau[1] <= 5 and 0 <= alpha[0] < 0.7 < alpha[1] <= 1
+    same = jax.tree.map(lambda x: np.repeat(x[1:2], 5, axis=0), rows)
+    assert metrics.acceptance_intervals(same, np.full(5, 6)) == ((5.0, 5.0), (1.0, 1.0))
+
+
+def test_autoregressive_decoding_has_no_interval_of_alpha():
+    none = np.zeros((2, 0), int)
+    acceptance = types.Acceptance(np.array([9, 4]), np.array([[9], [4]]), none, none, np.array([0, 0]))
+    tau, alpha = metrics.acceptance_intervals(acceptance, np.array([10, 5]))
+    assert tau == (1.0, 1.0) and np.isnan(alpha).all()
+
+
+def test_inter_token_latency_is_linear_between_samples():
+    gaps = np.array([10, 20, 30, 40, 50, 60, 70, 80, 90, 100, 110]) / 1e3
+    shuffled = np.random.default_rng(0).permutation(gaps)
+    # Eleven samples: the quantiles 0, 0.1, .. 1 are the samples, 0.99 is nine tenths of the way from 100 to 110.
+    assert metrics.inter_token_latency(shuffled) == pytest.approx((60, 100, 109))
+    assert metrics.inter_token_latency([0.025]) == pytest.approx((25, 25, 25))
+    assert np.isnan(metrics.inter_token_latency([])).all()
+
+
+def test_deliveries_of_a_call_are_its_rounds_of_equal_length():
+    # Two rows decoded together for 1.2 s: the first took 6 rounds of 0.2 s, the second had ended after 2.
+    assert metrics.equal_gaps(np.array([6, 2]), 1.2) == pytest.approx([0.2] * 8)
+    assert metrics.equal_gaps(np.array([0]), 0.1).shape == (0,)
+    # Its mean is tau times TPOT: 3 tokens a round.
+    gaps = metrics.equal_gaps(np.array([6]), 1.2)
+    _, tpot = metrics.latency([0.0], metrics.Calls([1 + 18], [1.2]))
+    assert gaps.mean() * 1e3 == pytest.approx(3 * tpot)
 
 
 def compare(baseline, method, compiling_calls=0, **settings):

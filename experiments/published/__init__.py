@@ -1,41 +1,122 @@
-"""The papers' numbers, as printed, with where they were read."""
+"""The numbers that papers report, one YAML file a paper, with citation and provenance.
+
+    paper = published.load("eagle1_2024")
+    paper.table("table1").rows[0]["tau"]
+
+A file holds `citation`, facts (`hardware`, `setting`, notes) and `tables`: by id, a `title`, a `provenance` whose first
+word says how far to trust it (`LEVELS`), and `rows`, mappings with the same columns in every row of a table. Numbers are
+written as the paper prints them; null where it prints none.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
-from jspec import extras
+from jspec import config, extras
 
-FOLDER = pathlib.Path(__file__).parent
+_FOLDER = pathlib.Path(__file__).parent
+
+# verified: read in the source itself. secondary: in notes that transcribe it. recalled: from memory, not checked.
+LEVELS = ("verified", "secondary", "recalled")
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """One table: title, where its numbers were read, and its rows as printed."""
+    """One table, or the labels of a figure.
 
+    id:         within its paper.
+    title:      what it shows.
+    provenance: one of `LEVELS`, a colon, and from where.
+    columns:    of every row, in order.
+    rows:       column -> value.
+    """
+
+    id: str
     title: str
     provenance: str
-    rows: list[dict[str, Any]]
+    columns: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+
+    @property
+    def level(self) -> str:
+        """How far to trust it: one of `LEVELS`."""
+        return self.provenance.partition(":")[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """One paper: whom to cite, and its tables by id."""
+    """One paper.
 
-    citation: dict[str, Any]
-    tables: dict[str, Table]
+    name:     of its file.
+    citation: title, authors, year, venue, arxiv.
+    facts:    what the tables were measured on, as the paper says it: `hardware`, `setting`, notes.
+    tables:   by id, in the paper's order.
+    """
+
+    name: str
+    citation: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    tables: Mapping[str, Table]
+
+    def table(self, id: str) -> Table:
+        """The table of that id.
+
+        Raises:
+          ValueError: there is none; the message gives the nearest.
+        """
+        if id not in self.tables:
+            raise ValueError(f"{self.name} has no table {id!r}; {config.nearest(id, self.tables)}")
+        return self.tables[id]
 
 
-def load(name: str) -> Paper:
-    """A paper by the name of its file.
+def names() -> tuple[str, ...]:
+    """Of all papers, in alphabetical order."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
+
+
+@functools.cache
+def load(paper: str) -> Paper:
+    """One paper.
 
     Raises:
-      ValueError: there is none of that name.
+      ValueError: no such paper (the message gives the nearest), or its file is no paper's.
+      ImportError: the `experiments` extra is missing.
     """
-    path = FOLDER / f"{name}.yaml"
-    if not path.exists():
-        raise ValueError(f"paper {name!r} is not published here")
-    content = extras.require("yaml", "experiments").safe_load(path.read_text(encoding="utf-8"))
-    return Paper(content["citation"], {key: Table(**table) for key, table in content["tables"].items()})
+    if paper not in names():
+        raise ValueError(f"no published numbers of {paper!r}; {config.nearest(paper, names())}")
+    return read(_FOLDER / f"{paper}.yaml")
+
+
+def read(path: pathlib.Path) -> Paper:
+    """A paper's file.
+
+    Raises:
+      ValueError: not one, naming table and row.
+      OSError: it cannot be read.
+    """
+    yaml = extras.require("yaml", "experiments")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("tables"), dict) or "citation" not in content:
+        raise ValueError(f"{path}: expected a mapping with citation and tables")
+    tables = {id: _table(id, table, f"{path}: {id}") for id, table in content["tables"].items()}
+    facts = {key: value for key, value in content.items() if key not in ("citation", "tables")}
+    return Paper(path.stem, content["citation"], facts, tables)
+
+
+def _table(id: str, content: Any, where: str) -> Table:
+    if not isinstance(content, dict) or set(content) != {"title", "provenance", "rows"} or not content["rows"]:
+        raise ValueError(f"{where}: expected title, provenance and rows")
+    if content["provenance"].partition(":")[0] not in LEVELS:
+        raise ValueError(f"{where}: provenance {content['provenance']!r} begins with none of {', '.join(LEVELS)}")
+    columns = tuple(content["rows"][0])
+    for number, row in enumerate(content["rows"], start=1):
+        if tuple(row) != columns:
+            raise ValueError(f"{where}: row {number} has the columns {list(row)}; the first has {list(columns)}")
+    return Table(id, content["title"], content["provenance"], columns, tuple(content["rows"]))

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import pytest
 
@@ -17,7 +19,7 @@ def own_folder(tmp_path, monkeypatch):
         jax.config.update(name, value)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record():
     """A function that makes a plausible record; keywords change its fields."""
 
@@ -67,7 +69,7 @@ def make_record():
                 tested=(30, 20, 10),
             ),
         )
-        assert not changes.keys() - values.keys()
+        assert not changes.keys() - {field.name for field in dataclasses.fields(records.Record)}
         return records.Record(**{**values, **changes})
 
     return make

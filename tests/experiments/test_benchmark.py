@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import benchmark, cli, greedy_check, records, runner, settings
+from experiments import benchmark, cli, greedy_check, records, report, run_folder, runner, settings, traces
 from jspec import config as config_lib
 from jspec import generation, metrics, topology
 
@@ -81,6 +81,16 @@ def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
     ]
     table = pathlib.Path("out/table.md").read_text()
     assert "equal to autoregressive: 1 of 1" in table and table in out
+    # One answer of each cell is kept token by token, and the resumed run added only its own.
+    kept = traces.read(pathlib.Path("out"))
+    cells = [tuple(record[key] for key in records.CELL_KEYS) for record in document["records"]]
+    assert sorted(trace.key[:-1] for trace in kept) == sorted(cells)
+    assert len(pathlib.Path("out", traces.FILE).read_text().splitlines()) == len(kept)
+    for trace, record in zip(kept, document["records"]):
+        assert len(trace.tokens) == record["new_tokens"] and traces.rounds(trace.origins)[-1] == record["target_calls"]
+        assert trace.origins.count("accepted") == round(record["mean_accepted"] * record["target_calls"])
+    assert report.run(["out", "--out", "report"]) == 0
+    assert "prompt lookup" in pathlib.Path("report/report.html").read_text()
     # A third call has nothing to do but print.
     groups.clear()
     assert run("run.folder=out") == 0 and not groups
@@ -177,6 +187,12 @@ def test_a_run_with_many_near_ties_fails(make_record, checks, fails):
             greedy_check.limit_near_ties(results)
 
 
+def test_how_many_answers_are_kept_is_not_what_is_computed():
+    config = benchmark.Benchmark(settings.TargetSettings(random=settings.RandomModel()), ())
+    assert run_folder.config_hash(config) == run_folder.config_hash(dataclasses.replace(config, traces=3))
+    assert run_folder.config_hash(config) != run_folder.config_hash(dataclasses.replace(config, seed=3))
+
+
 def test_a_method_that_changes_the_text_fails_the_run_and_is_not_recorded(capsys, monkeypatch):
     decoded = runner.Runner.decode
 
@@ -196,7 +212,8 @@ def test_a_method_that_changes_the_text_fails_the_run_and_is_not_recorded(capsys
 
 
 def test_answers_of_one_token_leave_no_speed_but_a_table(capsys):
-    assert run("run.folder=out", "temperatures=[0.0]", "max_new_tokens=1", "prompts.tasks=[chat]") == 0
+    assert run("run.folder=out", "temperatures=[0.0]", "max_new_tokens=1", "prompts.tasks=[chat]", "traces=0") == 0
+    assert not pathlib.Path("out", traces.FILE).exists()
     document, out, _ = last_line(capsys)
     assert [record["speedup"] for record in document["records"]] == [None] * 3
     assert "equal to autoregressive: 1 of 1" in out
@@ -250,6 +267,7 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
         (["methods.0.drafter.draft={reference: none.gguf}"], "weights reference 'none.gguf': no such file"),
         (["methods.0.drafter.draft={}"], "methods.0.drafter.draft: draft needs exactly one of layers and reference"),
         (["methods.0.drafter={kind: standard}"], "set draft.layers or draft.reference"),
+        (["traces=-1"], "traces -1 is below 0"),
         (["max_new_tokens=4000"], "the model follows at most 2048"),
         (["run.folder=/proc/none"], "cannot write /proc/none"),
     ],

@@ -44,6 +44,8 @@ def test_an_answer_streams_with_its_statistics(capsys):
     assert document["prompt"] == "aXaXaXaXaX" and statistics["new_tokens"] == 12
     assert statistics["finish_reason"] == "length" and statistics["lossless"] is True
     assert sum(statistics["acceptance_histogram"]) == statistics["target_calls"]
+    latency = statistics["inter_token_ms"]
+    assert latency is None or 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
     for word in ("tau", "alpha", "accepted", "corrected", "bonus"):
         assert word in out
 

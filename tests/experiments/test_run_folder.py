@@ -47,7 +47,7 @@ def test_a_run_folder_says_what_was_run_and_where(tmp_path):
     assert config_lib.load(Config, path / "config.yaml", (), {}) == Config()
     environment = json.loads((path / "environment.json").read_text())
     assert environment["config_hash"] == run_folder.config_hash(Config(), {})
-    assert environment["versions"].keys() == {"python", "jax", "jaxlib", "flax", "numpy", "jspec"}
+    assert environment["versions"].keys() - {"commit"} == {"python", "jax", "jaxlib", "flax", "numpy", "jspec"}
     assert environment["versions"]["jax"] == jax.__version__
     assert environment["platform"] == jax.devices()[0].platform and environment["cores"] >= 1
     assert (path / "table.md").read_text() == "| tau |\n"
@@ -128,6 +128,36 @@ def test_the_folder_itself_does_not_change_the_hash():
     assert run_folder.config_hash(Config(5), {}) != run_folder.config_hash(Config(), {})
     name = f"debug-{run_folder.config_hash(Config(), {})}"
     assert run_folder.default_folder("debug", Config(), {}) == pathlib.Path("runs") / name
+
+
+def test_the_commit_is_that_of_a_checkout_alone(tmp_path, monkeypatch):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *identity, *arguments], capture_output=True, text=True, check=True
+        )
+
+    file = tmp_path / "jspec" / "__init__.py"
+    file.parent.mkdir()
+    file.write_text("")
+    monkeypatch.setattr(run_folder.jspec, "__file__", str(file))
+    assert run_folder._commit() is None
+    git("init")
+    assert run_folder._commit() is None  # no commit yet
+    git("add", ".")
+    git("commit", "-m", "first")
+    commit = git("rev-parse", "HEAD").stdout[:12]
+    assert run_folder._commit() == commit == run_folder.environment()["versions"]["commit"]
+    (tmp_path / "notes").write_text("untracked files change nothing")
+    assert run_folder._commit() == commit
+    file.write_text("x = 1")
+    assert run_folder._commit() == commit + "+"
+    installed = tmp_path / "site-packages" / "jspec" / "__init__.py"  # inside somebody's repository
+    monkeypatch.setattr(run_folder.jspec, "__file__", str(installed))
+    installed.parent.mkdir(parents=True)
+    assert run_folder._commit() is None
+    monkeypatch.setenv("PATH", "")
+    assert run_folder._commit() is None
 
 
 def test_folders_that_are_none_of_ours(tmp_path):

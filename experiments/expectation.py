@@ -1,0 +1,93 @@
+"""Measured speedup beside the expected one, and where they part.
+
+`expected_speedup = tau * t_autoregressive / (t_verify + t_draft)` puts together parts that were timed alone, in the
+middle of a typical answer. The run itself has both times too: an autoregressive step of the run, and a round of it. So
+
+    measured / expected = (autoregressive step, run / alone) / (round, run / alone)
+
+and whatever the two speedups differ by shows in one of these two factors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from experiments import reported
+
+# Beyond these the parts do not explain the whole, and a reader has to be told why.
+LOWEST, HIGHEST = 0.8, 1.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One cell's two speedups.
+
+    cell:      of a method that drafts.
+    ratio:     measured / expected.
+    step:      milliseconds of an autoregressive step, in the run; `step_alone` timed alone.
+    round:     milliseconds of one of the method's rounds, in the run; `round_alone` timed alone.
+    """
+
+    cell: reported.Cell
+    ratio: float
+    step: float
+    step_alone: float
+    round: float
+    round_alone: float
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the parts do not explain the whole."""
+        return not LOWEST <= self.ratio <= HIGHEST
+
+    @property
+    def mark(self) -> str:
+        """▼ below the band, ▲ above it, nothing within."""
+        return "" if not self.is_outside else "▼" if self.ratio < LOWEST else "▲"
+
+    def explain(self) -> str:
+        """By the timed parts: which of the two factors did it, and whether noise alone would do."""
+        cost, interval = self.cell.record.cost, self.cell.record.speedup_ci
+        step, round_ = self.step / self.step_alone, self.round / self.round_alone
+        by_round = abs(math.log(round_)) >= abs(math.log(step))
+        factor = round_ if by_round else step
+        cause = f"{'rounds' if by_round else 'autoregressive steps'} {'slower' if factor > 1 else 'faster'} than alone"
+        sentence = (
+            f"{cause}: a round took {self.round:.1f} ms in the run and {self.round_alone:.1f} alone (verify "
+            f"{cost.verify_ms:.1f} + draft {cost.draft_ms:.1f}), x{round_:.2f}; an autoregressive step {self.step:.1f} "
+            f"and {self.step_alone:.1f}, x{step:.2f}"
+        )
+        if interval is not None and interval[0] <= self.cell.record.expected_speedup <= interval[1]:
+            sentence += "; the measured interval holds the expected speedup"
+        return sentence
+
+
+def compare(cells: Sequence[reported.Cell]) -> list[Comparison]:
+    """Of every cell that drafts and has both speedups and its baseline's times."""
+    found = []
+    for cell in cells:
+        record, baseline = cell.record, cell.baseline
+        if cell.is_baseline or baseline is None or record.cost is None:
+            continue
+        if None in (record.speedup, record.expected_speedup, record.tau, record.tpot_ms, baseline.tpot_ms):
+            continue
+        found.append(
+            Comparison(
+                cell=cell,
+                ratio=record.speedup / record.expected_speedup,
+                # Milliseconds per token, of which a batch emits that many at once.
+                step=baseline.tpot_ms * baseline.batch,
+                step_alone=record.cost.autoregressive_ms,
+                round=record.tpot_ms * record.tau * record.batch,
+                round_alone=record.cost.verify_ms + record.cost.draft_ms,
+            )
+        )
+    return found
+
+
+def median_ratio(comparisons: Sequence[Comparison]) -> float | None:
+    """Of measured / expected over all cells; None without any."""
+    return statistics.median(comparison.ratio for comparison in comparisons) if comparisons else None

@@ -1,0 +1,424 @@
+"""The report on run folders made by hand: every number in it is worked out here."""
+
+import dataclasses
+import html.parser
+import json
+import re
+import xml.etree.ElementTree
+
+import pytest
+
+from experiments import beside_paper, expectation, figures, grids, records, report, report_page, reported
+from tests.experiments import run_folders
+
+PUBLISHED = run_folders.PUBLISHED
+PICTURES = ["speedup", "acceptance_by_position", "accepted_lengths", "tau_and_speedup", "measured_and_expected"]
+
+
+def markdown_rows(text):
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def write(folder, *results, **kwargs):
+    return run_folders.write(folder, [record for group in results for record in group], **kwargs)
+
+
+def run(capsys, *arguments):
+    code = report.run([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """For reports whose figures others look at: drawing them takes most of the time."""
+    monkeypatch.setattr(figures, "draw", lambda cells, comparisons: [])
+
+
+@pytest.fixture
+def cells(tmp_path, make_record):
+    """A function from records to cells, by way of a run folder."""
+
+    def make(*results):
+        return reported.cells([reported.load(write(tmp_path / f"run{len(list(tmp_path.iterdir()))}", *results))])
+
+    return make
+
+
+def test_a_papers_table_has_ours_theirs_and_the_difference(cells, make_record):
+    changes = dict(speedup=1.25, speedup_ci=(1.1, 1.4), alpha=0.61)
+    found = cells(
+        run_folders.pair(make_record, published=PUBLISHED, **changes),
+        run_folders.pair(make_record, published=PUBLISHED, task="code", temperature=1.0, speedup=None, speedup_ci=None),
+    )
+    assert beside_paper.sources(found) == [("leviathan2023", "table2")]
+    cold, warm = beside_paper.compared(found, ("leviathan2023", "table2"))
+    assert cold.title == "leviathan2023, table2, T = 0" and warm.title == "leviathan2023, table2, T = 1"
+    # tau is no column: the paper's row has none.
+    assert cold.headers == ("method", "row of the paper", "", "chat: speedup", "chat: alpha")
+    assert cold.rows == (
+        ("standard", "T5-base", "ours", "1.25 [1.10, 1.40]", "0.61"),
+        ("", "", "theirs", "2.80", "0.80"),
+        ("", "", "difference", "-1.55", "-0.19"),
+    )
+    assert [row[3] for row in warm.rows] == ["-", "2.80", "-"]
+    assert grids.TAU in cold.notes
+
+
+def test_a_row_is_what_its_cells_published_rows_share(cells, make_record):
+    def row(task):
+        return records.Published("eagle2_2024", "table1", f"method=SpS, target=Vicuna 13B, task={task}", 1.9, 2.3)
+
+    found = cells(
+        run_folders.pair(make_record, published=row("MT-bench")),
+        run_folders.pair(make_record, task="code", published=row("HumanEval")),
+    )
+    (grid,) = beside_paper.compared(found, ("eagle2_2024", "table1"))
+    assert [line[:3] for line in grid.rows] == [
+        ("standard", "method=SpS, target=Vicuna 13B", "ours"),
+        ("", "", "theirs"),
+        ("", "", "difference"),
+    ]
+    assert grid.headers[3:] == tuple(
+        f"{t}: {q}" for t in ("chat (MT-bench)", "code (HumanEval)") for q in ("speedup", "tau")
+    )
+
+
+def test_a_task_that_one_method_lacks_is_a_dash(cells, make_record):
+    both = run_folders.pair(make_record, published=PUBLISHED) + run_folders.pair(
+        make_record, published=PUBLISHED, task="code"
+    )
+    one = [run_folders.pair(make_record, published=PUBLISHED, method="other")[1]]
+    (grid,) = beside_paper.compared(cells(both, one), ("leviathan2023", "table2"))
+    assert grid.headers[3:] == ("chat: speedup", "chat: alpha", "code: speedup", "code: alpha")
+    assert grid.rows[3] == ("other", "T5-base", "ours", "1.37 [1.60, 1.80]", "0.61", "-", "-")
+
+
+def test_without_published_numbers_the_table_is_ours(cells, make_record):
+    found = cells(run_folders.pair(make_record), run_folders.pair(make_record, task="code"))
+    assert beside_paper.sources(found) == []
+    (grid,) = beside_paper.alone(found)
+    assert grid.headers == ("method", "chat: speedup", "chat: tau", "code: speedup", "code: tau")
+    assert grid.rows == (("standard", "1.37 [1.60, 1.80]", "2.00", "1.37 [1.60, 1.80]", "2.00"),)
+
+
+def test_measured_over_expected_is_the_steps_factor_over_the_rounds(cells, make_record):
+    # Expected 2 * 25 / 38; in the run a step took 26 ms and a round 2 * 19.
+    (comparison,) = expectation.compare(cells(run_folders.pair(make_record)))
+    assert (comparison.step, comparison.step_alone) == (26, 25)
+    assert (comparison.round, comparison.round_alone) == (38, 38)
+    assert comparison.ratio == pytest.approx((26 / 25) / (38 / 38))
+    assert not comparison.is_outside and comparison.mark == ""
+
+
+def test_a_batch_emits_several_tokens_at_once(cells, make_record):
+    (comparison,) = expectation.compare(cells(run_folders.pair(make_record, batch=4)))
+    assert (comparison.step, comparison.round) == (4 * 26, 4 * 38)
+
+
+@pytest.mark.parametrize(
+    ("tpot", "ratio", "mark"), [(24.8, 0.797, "▼"), (24.5, 0.806, ""), (15.9, 1.243, ""), (15.5, 1.275, "▲")]
+)
+def test_cells_outside_the_band_are_marked(cells, make_record, tpot, ratio, mark):
+    found = cells(run_folders.pair(make_record, tpot_ms=tpot, speedup=26 / tpot))
+    (comparison,) = expectation.compare(found)
+    assert comparison.ratio == pytest.approx(ratio, abs=1e-3) and comparison.mark == mark
+    grid = grids.expected([comparison])
+    assert grid.rows[0][6] == f"{ratio:.2f} {mark}".strip()
+    assert any(note.startswith(f"{mark} standard (chat, T = 0), {ratio:.2f}: ") for note in grid.notes) == bool(mark)
+
+
+def test_the_explanation_names_the_part_that_did_it(cells, make_record):
+    slow = run_folders.pair(make_record, tpot_ms=38.0, speedup=26 / 38)
+    (comparison,) = expectation.compare(cells(slow))
+    assert comparison.explain() == (
+        "rounds slower than alone: a round took 76.0 ms in the run and 38.0 alone (verify 30.0 + draft 8.0), x2.00; an "
+        "autoregressive step 26.0 and 25.0, x1.04"
+    )
+    baseline, method = run_folders.pair(make_record, speedup=20 / 19, speedup_ci=(0.9, 1.4))
+    (comparison,) = expectation.compare(cells([dataclasses.replace(baseline, tpot_ms=20.0), method]))
+    assert comparison.explain().startswith("autoregressive steps faster than alone: ")
+    assert comparison.explain().endswith("20.0 and 25.0, x0.80; the measured interval holds the expected speedup")
+
+
+def test_the_median_counts_every_cell_once_and_no_baseline(cells, make_record):
+    results = [run_folders.pair(make_record, task=f"t{i}", speedup=s) for i, s in enumerate((0.5, 1.0, 1.5))]
+    unknown = run_folders.pair(make_record, task="unknown", speedup=None, speedup_ci=None)
+    comparisons = expectation.compare(cells(*results, unknown))
+    assert len(comparisons) == 3
+    assert expectation.median_ratio(comparisons) == pytest.approx(1.0 / (50 / 38))
+    assert expectation.median_ratio([]) is None
+
+
+def test_runs_that_share_a_methods_name_are_told_apart(tmp_path, make_record):
+    folders = [write(tmp_path / name, run_folders.pair(make_record)) for name in ("first", "second")]
+    third = write(tmp_path / "third", run_folders.pair(make_record, method="other", task="code"))
+    found = reported.cells([reported.load(folder) for folder in (*folders, third)])
+    labels = [cell.label for cell in found]
+    assert labels == [
+        "autoregressive",
+        "standard (first)",
+        "autoregressive",
+        "standard (second)",
+        "autoregressive",
+        "other",
+    ]
+    assert found[1].baseline is found[0].record and found[0].is_baseline
+
+
+def test_the_same_method_of_two_runs_can_be_compared_token_by_token(tmp_path, make_record):
+    record = run_folders.pair(make_record)[1]
+    origins = {"first": ["prefill", "corrected", "corrected"], "second": ["prefill", "accepted", "bonus"]}
+    runs = [
+        reported.load(
+            run_folders.write(tmp_path / name, [record], [run_folders.trace(record, ["a", "b", "c"], origins[name])])
+        )
+        for name in origins
+    ]
+    (example,) = report_page.examples(runs, reported.cells(runs))
+    assert example.title == "chat, prompt chat/1, T = 0" and example.prompt == "Why?"
+    # The larger tau comes first: two tokens in one round, against two rounds.
+    assert [(answer.label, answer.tau) for answer in example.answers] == [
+        ("standard (second)", 2.0),
+        ("standard (first)", 1.0),
+    ]
+
+
+def test_the_points_of_a_sweep_are_told_apart(tmp_path, make_record):
+    folder = write(tmp_path / "run", run_folders.pair(make_record), run_folders.pair(make_record))
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for i, line in enumerate(lines):
+        line["sweep"] = {"methods.0.drafter.gamma": 1 + i // 2, "seed": 0}
+        line["tpot_ms"] += i
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = reported.cells([reported.load(folder)])
+    assert [cell.label for cell in found] == [
+        "autoregressive", "standard (gamma 1, seed 0)", "autoregressive", "standard (gamma 2, seed 0)",
+    ]  # fmt: skip
+    assert [cell.baseline.tpot_ms for cell in found] == [26, 26, 28, 28]
+    grid = grids.overall([reported.load(folder)])
+    assert [(row[0], row[2], row[3]) for row in grid.rows] == [
+        (f"{folder}, gamma {gamma}, seed 0", method, "2")
+        for gamma in (1, 2)
+        for method in ("autoregressive", "standard")
+    ]
+
+
+def test_cells_that_differ_in_a_setting_do_not_share_a_table(cells, make_record):
+    found = cells(run_folders.pair(make_record), run_folders.pair(make_record, batch=4))
+    titles = [grid.title for grid in beside_paper.alone(found)]
+    assert titles == ["Speedup and tau by task, T = 0, batch 1", "Speedup and tau by task, T = 0, batch 4"]
+
+
+class Page(html.parser.HTMLParser):
+    """What the page has, and whether its tags close."""
+
+    VOID = {"meta", "link", "input", "br"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.found, self.texts = [], [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+    def all(self, tag, css=None):
+        return [a for t, a in self.found if t == tag and (css is None or css in (a.get("class") or "").split())]
+
+
+@pytest.fixture
+def full_run(tmp_path, make_record):
+    return run_folders.full(tmp_path / "run", make_record)
+
+
+def test_the_page_needs_nothing_else_and_has_it_all(capsys, full_run):
+    code, out, err = run(capsys, full_run)
+    assert code == 0 and err == ""
+    document = json.loads(out.splitlines()[-1])
+    assert document["files"] == ["report.html", "table.md", *(f"{name}.svg" for name in PICTURES)]
+    assert document["cells"] == 12 and len(document["outside"]) == 4
+    # Half of the cells measured 26/38, the others 26/19, over 50/38.
+    assert document["median_measured_over_expected"] == pytest.approx((26 / 50 + 26 * 38 / 19 / 50) / 2)
+    assert "Median of measured / expected over 8 cells: 0.78" in out
+
+    text = (full_run / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    for tag, attributes in page.found:
+        for name in ("src", "href", "xlink:href", "data", "action"):
+            assert re.match(r"#|data:,", attributes.get(name) or "#"), (tag, attributes)
+    assert "url(" not in re.sub(r"url\(#", "", text) and "@import" not in text
+    assert len(page.all("svg")) == len(page.all("figure")) == len(PICTURES)
+    assert "#010203" not in text and "#040506" not in text
+    names = [attributes["id"] for _, attributes in page.found if "id" in attributes]
+    assert len(names) == len(set(names))
+    targets = re.findall(r'(?:url\(|href=")#([^")]+)', text)
+    assert set(targets) <= set(names)
+    assert "prefers-color-scheme: dark" in text
+
+    # Per temperature and paper, what differs, expected, all tasks, all cells, details, runs.
+    assert len(page.all("table")) == 2 + 1 + 1 + 1 + 1 + 1 + 1
+    shown = "".join(page.texts)
+    assert (
+        "Yaniv Leviathan" in shown and "single TPU-v4" in shown and "question.jsonl, 2 a task, 64 new tokens" in shown
+    )
+    for words in ("config 0123456789", "commit 0123456789ab", "jax 0.10.2", grids.TAU):
+        assert words in shown
+
+
+def test_traces_show_rounds_origins_and_odd_characters(capsys, no_figures, full_run):
+    run(capsys, full_run)
+    text = (full_run / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert len(page.all("section", "answer")) == 2 and len(page.all("article", "example")) == 1
+    assert "Why <i>?" in page.texts and "Be" in page.texts and "</script>" in page.texts
+    assert "↵\n" in page.texts and "\u2400" in page.texts and "·" in page.texts and "\x00" not in text
+    tokens = [a for a in page.all("span", "t") if "title" in a]
+    assert [a["class"].split()[1] for a in tokens[:4]] == ["prefill", "accepted", "corrected", "bonus"]
+    assert [a["title"] for a in tokens[:4]] == [
+        "from prefill, no round; token 1, id 0",
+        "round 1, draft 1 accepted; token 2, id 1",
+        "round 1, draft 2 rejected, this is its correction; token 3, id 2",
+        "round 2, bonus behind 0 accepted; token 4, id 3",
+    ]
+    assert len(page.all("span", "round")) == 2 * 3
+    assert "4 tokens in 2 rounds, 1 of them accepted drafts; tau 1.50" in "".join(page.texts)
+
+
+def test_a_run_without_traces_has_no_such_section(capsys, no_figures, tmp_path, make_record):
+    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    assert run(capsys, folder)[0] == 0
+    assert 'id="traces"' not in (folder / "report.html").read_text()
+
+
+def test_table_md_is_the_same_in_markdown(capsys, full_run, tmp_path):
+    assert run(capsys, full_run, "--out", tmp_path / "deep" / "out")[0] == 0
+    assert not (full_run / "report.html").exists()
+    text = (tmp_path / "deep" / "out" / "table.md").read_text(encoding="utf-8")
+    rows = markdown_rows(text)
+    assert ["", "", "theirs", "2.80", "0.80", "2.80", "0.80"] in rows
+    theirs = "single TPU-v4, batch size 1 (T5-XXL wall-clock); alpha measured on 10K target-generated tokens"
+    assert ["hardware", theirs, "cpu, float32, batch 1"] in rows
+    for name in PICTURES:
+        assert f"({name}.svg)" in text
+        drawing = (tmp_path / "deep" / "out" / f"{name}.svg").read_text()
+        assert xml.etree.ElementTree.fromstring(drawing)[0].get("fill") == "#ffffff"  # a page of its own
+        assert "#010203" not in drawing and "currentColor" not in drawing
+    assert grids.TAU in text and "▼ standard (chat, T = 0), 0.52: rounds slower than alone" in text
+
+
+def test_a_paper_that_is_not_on_file_is_only_named(capsys, no_figures, tmp_path, make_record):
+    source = records.Published("someone2031", "5", "row", speedup=9.0)
+    folder = write(tmp_path / "run", run_folders.pair(make_record, published=source))
+    assert run(capsys, folder)[0] == 0
+    assert "not stated" in (folder / "table.md").read_text()
+
+
+def test_alpha_by_gamma_is_drawn_where_gamma_differs(capsys, tmp_path, make_record):
+    counts = dict(acceptance_histogram=(10, 10), offered=(20,), tested=(20,), target_calls=20, new_tokens=32)
+    short = run_folders.pair(make_record, alpha=0.5, tau=1.5, **counts, before_repeat=None)
+    one = write(tmp_path / "one", short)
+    two = write(tmp_path / "two", run_folders.pair(make_record))
+    code, out, _ = run(capsys, one, two, "--out", tmp_path)
+    assert code == 0 and "alpha_and_gamma.svg" in json.loads(out.splitlines()[-1])["files"]
+
+
+def test_records_from_before_the_new_fields_are_read(capsys, no_figures, tmp_path, make_record):
+    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for line in lines:
+        for key in [
+            field.name for field in dataclasses.fields(records.Record) if field.default is not dataclasses.MISSING
+        ]:
+            del line[key]
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(capsys, folder)[0] == 0
+
+
+def test_a_run_that_goes_on_is_reported_and_left_alone(capsys, no_figures, tmp_path, make_record):
+    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    with open(folder / "results.jsonl", "a") as file:
+        file.write('{"method": "stan')
+    before = (folder / "results.jsonl").read_bytes()
+    code, out, _ = run(capsys, folder)
+    assert code == 0 and json.loads(out.splitlines()[-1])["cells"] == 2
+    assert (folder / "results.jsonl").read_bytes() == before
+
+
+def spoil(folder, name, content):
+    (folder / name).write_text(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda folder: [], "the following arguments are required: RUN"),
+        (lambda folder: [folder.parent], "is no run folder: it has no environment.json"),
+        (lambda folder: [folder, folder / ".." / folder.name], "is given twice"),
+        (lambda folder: [spoil(folder, "results.jsonl", "")], "holds no finished cell"),
+        (lambda folder: [spoil(folder, "results.jsonl", "{}\n")], "results.jsonl, line 1: not a record"),
+        (lambda folder: [spoil(folder, "environment.json", "[]")], "environment.json is damaged"),
+        (lambda folder: [spoil(folder, "config.yaml", "a: [")], "config.yaml is damaged"),
+        (lambda folder: [spoil(folder, "traces.jsonl", "{}\n")], "traces.jsonl, line 1: not a trace"),
+        (lambda folder: [folder, "--out", "/proc/none"], "cannot write /proc/none"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, no_figures, tmp_path, make_record, arguments, message):
+    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    code, out, err = run(capsys, *arguments(folder))
+    assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err
+
+
+def test_pooled_acceptance_counts_offers_and_tests(cells, make_record):
+    # Two cells: 4 + 6 calls; the second offered a second draft in 3 of its calls only.
+    first = make_record(acceptance_histogram=(1, 1, 2), offered=(4, 4), tested=(4, 3))
+    second = make_record(task="code", acceptance_histogram=(3, 2, 1), offered=(6, 3), tested=(6, 2))
+    found = cells([first, second])
+    unconditional, conditional = figures.pooled_by_position(found)
+    assert unconditional == pytest.approx([(3 + 3) / 10, (2 + 1) / 7])
+    assert conditional == pytest.approx([(3 + 3) / 10, (2 + 1) / (3 + 2)])
+    older = cells([make_record(acceptance_histogram=(1, 1, 2), offered=None, tested=None)])
+    unconditional, conditional = figures.pooled_by_position(older)
+    assert unconditional == pytest.approx([3 / 4, 2 / 4]) and conditional == pytest.approx([3 / 4, 2 / 3])
+
+
+def test_all_tasks_together_are_told_by_run(cells, make_record, tmp_path):
+    cells(
+        run_folders.pair(make_record), run_folders.pair(make_record, task="code", speedup=1.0, tokens_per_second=50.0)
+    )
+    run = reported.load(tmp_path / "run0")
+    grid = grids.overall([run])
+    assert [row[:4] for row in grid.rows] == [
+        (str(run.path), "0", "autoregressive", "4"),
+        (str(run.path), "0", "standard", "4"),
+    ]
+    # 2 * 115 tokens in 115 / 52.6 + 115 / 50 seconds.
+    assert grid.rows[1][grid.headers.index("tokens/s")] == f"{2 / (19 / 1000 + 1 / 50):.1f}"
+    assert grids.TAU in grid.notes
+
+
+def test_details_are_in_the_words_of_other_tools(cells, make_record):
+    record = make_record(
+        mean_accepted=1.52, tau_ci=(2.4, 2.6), alpha_ci=(0.5, 0.7), conditional_acceptance_by_position=(0.8, 0.5, None),
+        inter_token_ms=records.Latency(38.0, 40.04, 55.5),
+    )  # fmt: skip
+    grid = grids.details(cells([record]))
+    assert dict(zip(grid.headers, grid.rows[0])) == {
+        "task": "chat", "T": "0", "method": "standard", "tau": "2.30 [2.40, 2.60]", "mean accepted": "1.52",
+        "alpha": "0.61 [0.50, 0.70]", "acceptance by position": "0.80/0.40/0.10", "conditional": "0.80/0.50/-",
+        "TTFT ms": "210", "TPOT ms": "15.2", "ITL ms p50": "38.0", "p90": "40.0", "p99": "55.5",
+    }  # fmt: skip
