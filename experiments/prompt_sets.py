@@ -6,8 +6,9 @@
     GSM8K         question, answer                task `maths`
     seed tasks    id, instruction, instances      the instruction and its first input; task `instructions`
 
-Two sets come with the project. `package:builtin` is for measuring: five prompts for each of six tasks. `package:training`
-is for making training text: 442 prompts of five kinds, none of them in the other set or in Spec-Bench.
+Two sets come with the project. `package:builtin` is for measuring: five prompts for each of six tasks.
+`package:training` is for making training text: 442 prompts of five kinds, none of them in the other set or in
+Spec-Bench.
 """
 
 from __future__ import annotations

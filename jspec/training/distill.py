@@ -181,9 +181,7 @@ class BoundDistill(objectives.Bound):
             return linear_start.Reading(batch, residual, normed, wanted, batch.labelled(1))
 
         last = linear_start.fit_layer(last, self.config, lambda: (reading(*each) for each in text()))
-        return linear_start.temper(
-            {**trained, "layers": [*first, last]}, "final_norm", self, target, vocabulary, text
-        )
+        return linear_start.temper({**trained, "layers": [*first, last]}, "final_norm", self, target, vocabulary, text)
 
     def model(self, target: transformer.Model, trained: dict) -> transformer.Model:
         """The whole draft, with what it shares."""

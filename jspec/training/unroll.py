@@ -1,4 +1,4 @@
-"""EAGLE-3's training-time test (arXiv:2503.01840, section 3.2, figure 6): chains of drafts from every answer place at once.
+"""EAGLE-3's training-time test (arXiv:2503.01840, section 3.2, figure 6): chains of drafts from all places at once.
 
 Step 0 reads the target's features. Step s reads what step s - 1 returned, and the text's token s places further on: at
 every place t it is the head's s-th draft of the chain that starts there, given that the drafts before it were right. In

@@ -44,7 +44,7 @@ def test_a_layer_that_can_say_what_is_wanted_is_found():
     rng = np.random.default_rng(1)
     batch = make.batch(*([make.sample(i, [1, 2], range(3, 40))] for i in range(64)), length=40)
     readings = []
-    for seed in range(4):
+    for _ in range(4):
         residual = jnp.asarray(rng.normal(size=(64, 40, shape.width)), jnp.float32)
         normed = layers.rms_norm(residual, layer["attention_norm"], shape.norm_eps)
         blank = linear_start.Reading(batch, residual, normed, batch.at_places(residual), batch.labelled(1))

@@ -11,7 +11,7 @@ import pytest
 
 from jspec import decode, drafters, types
 from jspec.models import heads
-from jspec.training import data, unroll, views
+from jspec.training import unroll, views
 from tests import checkpoints, running, tiny
 from tests import training_samples as make
 
