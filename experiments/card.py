@@ -186,7 +186,13 @@ def _card(
     best = max(
         run.records, key=lambda record: (record["tau"], (run.path / "checkpoints" / str(record["step"])).exists())
     )
-    seen = lambda record: {key: record.get(key) for key in ("step", "answer_tokens_seen", "seconds")}
+    clock = train.read_lines(run.path / "clock.jsonl")
+    seconds = lambda step: round(sum(line["seconds"] for line in clock if line["step"] <= step), 1) if clock else None
+    seen = lambda record: {
+        "step": record["step"],
+        "answer_tokens_seen": record.get("answer_tokens_seen"),
+        "seconds": seconds(record["step"]),
+    }
     ids = draft.draft_ids if isinstance(draft, types.Target) else draft.params.get("draft_ids")
     held_out = {key: value for key, value in best.items() if key not in seen(best)}
     return records.plain(

@@ -151,7 +151,7 @@ def _fit(trainer: train_lib.Trainer, checkpoints: checkpoint.Checkpoints, folder
     losses_file, clock_file = folder.path / "loss.jsonl", folder.path / "clock.jsonl"
     done = checkpoints.latest or 0
     for path in (losses_file, clock_file):
-        kept = [line for line in _lines(path) if line["step"] <= done]
+        kept = [line for line in read_lines(path) if line["step"] <= done]
         files.replace(path, lambda file: file.writelines(_line(**line) for line in kept))
     steps = trainer.settings.steps - done
     per_step = trainer.train.num_answer_tokens / len(trainer.train) * trainer.settings.rows
@@ -164,7 +164,7 @@ def _fit(trainer: train_lib.Trainer, checkpoints: checkpoint.Checkpoints, folder
             clock.flush()
             if progress.evaluation is not None:
                 text = _record(trainer, progress, folder)
-                curves.draw(folder.path / "curves.png", _lines(losses_file), folder.records)
+                curves.draw(folder.path / "curves.png", read_lines(losses_file), folder.records)
             if progress.step > done + 1:  # the first step compiled
                 seen, seconds = seen + per_step, seconds + progress.seconds
             speed = f", {seen / seconds:.0f} answer tokens/s" if seconds else ""
@@ -190,7 +190,8 @@ def _line(**content: Any) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-def _lines(path: pathlib.Path) -> list[dict[str, Any]]:
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """What stands in a JSONL file, up to a line that a kill cut off; nothing if there is none."""
     if not path.exists():
         return []
     lines = []
