@@ -5,6 +5,10 @@
 Every prompt is decoded by every method in turn, compilation outside the clocks. At temperature 0 the text of every
 lossless method is compared with autoregressive decoding token by token. Results go to a run folder; the same command
 resumes a run that was interrupted.
+
+    python -m experiments.benchmark CONFIG --plan [device=NAME] [dotted.key=value ...]
+
+says what the run would read, hold and take on a device, without weights and without computing (`experiments.plan`).
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import cli, greedy_check, prompt_sets, records, run_folder, runner, settings, tables
+from experiments import cli, greedy_check, papers, plan, prompt_sets, records, run_folder, runner, settings, tables
 from jspec import costs, drafters, metrics, types
 from jspec import sampling as sampling_lib
 
@@ -34,6 +38,10 @@ class Benchmark:
     max_new_tokens: per prompt.
     batch:          prompts decoded together; the prompts of each task must divide by it.
     seed:           of the sampling.
+    paper:          the published table that is reproduced, and whose numbers are whose.
+    scale, model:   names under which a config offers alternatives (`jspec.config`); they change nothing by themselves.
+    define:         names for what other values interpolate: `${define.eagle}`.
+    not_runnable:   why this can be planned but not run; None if it can.
     run:            the run folder.
     """
 
@@ -45,6 +53,11 @@ class Benchmark:
     max_new_tokens: int = 128
     batch: int = 1
     seed: int = 0
+    paper: papers.PaperSettings | None = None
+    scale: str | None = None
+    model: str | None = None
+    define: dict[str, str | int | float] = dataclasses.field(default_factory=dict)
+    not_runnable: str | None = None
     run: run_folder.RunSettings = run_folder.RunSettings()
 
     def __post_init__(self):
@@ -67,12 +80,28 @@ class Benchmark:
 
 def main(config: Benchmark) -> dict:
     """Run every cell that has no record yet."""
+    check(config)
+    folder = run_folder.open_folder(config.run.folder, config)
+    fill(config, folder, settings.load_target(config.target))
+    return _finish(folder)
+
+
+def check(config: Benchmark) -> None:
+    """Refuse what cannot run before anything is loaded or downloaded.
+
+    Raises:
+      ValueError, OSError, ImportError: what is wrong.
+    """
+    if config.not_runnable is not None:
+        raise ValueError(f"this can be planned (--plan) but not run: {config.not_runnable}")
     settings.check_references(config.target, *(method.drafter for method in config.methods))
+    _tasks(settings.load_prompts(config.prompts), config.batch)
+
+
+def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) -> None:
+    """Run the cells that have no record in the folder. A process compiles each program once, however often it calls."""
     prompts = settings.load_prompts(config.prompts)
     tasks = _tasks(prompts, config.batch)
-    folder = run_folder.open_folder(config.run.folder, config)
-
-    target = settings.load_target(config.target)
     encoded = dict(zip(prompts, settings.encode(target, prompts, config.prompts)))
     needed = max(map(len, encoded.values())) + config.max_new_tokens
     methods = _methods(config)
@@ -90,7 +119,7 @@ def main(config: Benchmark) -> dict:
         if not all(folder.finished(identity.cell(method.name, task, temperature)) for method in methods)
     ]
     if not open_cells:
-        return _finish(folder)
+        return
 
     groups = {
         task: [runner.group(batch, encoded, capacity, config.seed) for batch in batches]
@@ -123,7 +152,6 @@ def main(config: Benchmark) -> dict:
                     )
                     folder.append(record.to_json())
             folder.write_table(_table(folder))
-    return _finish(folder)
 
 
 class _Identity:
@@ -202,7 +230,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         expected_speedup=metrics.expected_speedup(summary.tau, ar_seconds * 1e3, cost.verify * 1e3, cost.draft * 1e3),
         cost=records.Cost(ar_seconds * 1e3, cost.verify * 1e3, cost.draft * 1e3, per_call),
         greedy_check=check,
-        published=None,
+        published=papers.find(config.paper, method.name, task=task, temperature=temperature, batch=config.batch),
         **identity.circumstances,
     )
 
@@ -221,4 +249,4 @@ def _finish(folder: run_folder.RunFolder) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main, Benchmark, __doc__))
+    sys.exit(cli.run(main, Benchmark, __doc__, plan=plan.main))

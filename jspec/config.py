@@ -13,6 +13,17 @@ a nested dataclass. OmegaConf reads the YAML and its `${interpolations}`; this f
 unknown keys and kinds can name their nearest neighbour; pydantic checks the values, strictly and through JSON (`true`
 is no integer, a list becomes a tuple). All faults of a file are reported together, one line each.
 
+A file can offer alternatives, each a set of values that is merged over the rest when a top-level key says its name:
+
+    scale: small
+    choices:
+      scale:
+        small: {target: {layers: 2}}
+        large: {target: {layers: 40}, batch: 8}
+
+Mappings merge key by key, anything else is replaced; several keys are merged in the order of `choices`. `scale=large`
+on the command line chooses, and all other overrides change what was chosen.
+
 Both libraries are imported where they are used: the `experiments` extra.
 """
 
@@ -37,6 +48,7 @@ T = TypeVar("T")
 # Annotation of a field -> the classes it may hold, by kind.
 Registries = Mapping[Any, Mapping[str, type]]
 
+_CHOICES = "choices"
 _FAULT = object()  # stands for a value that could not be read
 _OVERRIDE = re.compile(r"(?P<key>[A-Za-z_][\w-]*(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
 
@@ -75,9 +87,14 @@ def load(
       ImportError: the `experiments` extra is missing.
     """
     content = _read_yaml(path)
+    offered = content.get(_CHOICES)
+    choosing = lambda override: re.split("[.=]", override)[0] in {_CHOICES, *(offered or ())}
     keys = {}
-    for override in overrides:
+    for override in sorted(overrides, key=lambda override: not choosing(override)):  # choosing ones first
+        if offered and not choosing(override):
+            content, offered = _choose(content, path), None
         keys[_override(content, override)] = override
+    content = _choose(content, path)
     texts = {key: override.partition("=")[2] for key, override in keys.items()}
     reader = _Reader(default_registries() if registries is None else registries, texts)
     config = reader.read(cls, _resolve(content, path), ())
@@ -424,6 +441,45 @@ def _read_yaml(path: str | pathlib.Path) -> dict:
     if not isinstance(content, omegaconf.DictConfig):
         raise ConfigError(f"{path}: expected a mapping at the top, got a list")
     return omegaconf.OmegaConf.to_container(content, resolve=False)
+
+
+def alternatives(path: str | pathlib.Path) -> dict[str, tuple[str, ...]]:
+    """Names of the alternatives that a file offers, by key; see the module's docstring.
+
+    Raises:
+      ConfigError: the file is at fault.
+    """
+    return {key: tuple(offered) for key, offered in _offered(_read_yaml(path), path).items()}
+
+
+def _offered(content: dict, path: str | pathlib.Path) -> dict[str, dict[str, Any]]:
+    choices = content.get(_CHOICES) or {}
+    if not isinstance(choices, dict) or not all(isinstance(offered, dict) and offered for offered in choices.values()):
+        raise ConfigError(f"{path}: {_CHOICES}: expected a mapping of keys to named alternatives")
+    for key, offered in choices.items():
+        for name, values in offered.items():
+            if not isinstance(values, dict | None):
+                raise ConfigError(f"{path}: {_CHOICES}.{key}.{name}: expected a mapping, got {_show(values)}")
+    return choices
+
+
+def _choose(content: dict, path: str | pathlib.Path) -> dict:
+    """The content with the alternatives merged in that its keys name."""
+    choices = _offered(content, path)
+    content = {key: value for key, value in content.items() if key != _CHOICES}
+    for key, offered in choices.items():
+        name = content.get(key)
+        if name not in offered:
+            raise ConfigError(f"{path}: {key}: {_show(name)} is not offered; {nearest(str(name), offered)}")
+        content = _merge(content, offered[name] or {})
+    return content
+
+
+def _merge(below: Any, above: Any) -> Any:
+    """`above` over `below`: mappings key by key, anything else replaced."""
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return above
+    return below | {key: _merge(below.get(key), value) for key, value in above.items()}
 
 
 def _resolve(content: dict, path: str | pathlib.Path) -> dict:

@@ -115,6 +115,22 @@ def cartesian(widths: Sequence[int]) -> Topology:
     )
 
 
+def levels(sizes: Sequence[int]) -> Topology:
+    """So many nodes at each depth, spread evenly over those above: each of these has its best candidates.
+
+    Raises:
+      ValueError: a size is below 1.
+    """
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"tree levels {list(sizes)}: each must be at least 1")
+    above: list[Choice] = [()]
+    choices: list[Choice] = []
+    for size in sizes:
+        above = [(*above[i % len(above)], i // len(above)) for i in range(size)]
+        choices += above
+    return from_choices(choices)
+
+
 @functools.cache
 def _published() -> dict[str, list[list[int]]]:
     return json.loads(importlib.resources.files("jspec").joinpath("published_trees.json").read_text())
@@ -173,17 +189,19 @@ class Tree:
     name:    a published tree (see `published`).
     choices: paths of ranks.
     widths:  candidates behind every node of each depth: a Cartesian product.
+    levels:  nodes at each depth, spread evenly over those above.
     """
 
     name: str | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     widths: tuple[int, ...] | None = None
+    levels: tuple[int, ...] | None = None
 
     def __post_init__(self):
-        if sum(field is not None for field in (self.name, self.choices, self.widths)) != 1:
-            raise ValueError(
-                f"tree needs exactly one of name, choices and widths; got {self.name!r}, {self.choices}, {self.widths}"
-            )
+        given = vars(self)
+        if sum(value is not None for value in given.values()) != 1:
+            values = ", ".join(f"{name} {value!r}" for name, value in given.items())
+            raise ValueError(f"tree needs exactly one of name, choices, widths and levels; got {values}")
         if self.topology.num_nodes < 2:
             raise ValueError("tree proposes nothing")
 
@@ -192,4 +210,6 @@ class Tree:
         """The shape."""
         if self.name is not None:
             return published(self.name)
-        return from_choices(self.choices) if self.choices is not None else cartesian(self.widths)
+        if self.choices is not None:
+            return from_choices(self.choices)
+        return cartesian(self.widths) if self.widths is not None else levels(self.levels)

@@ -70,7 +70,7 @@ def test_a_corpus_file(tmp_path):
     _, in_memory = drafters.Bigram().build(target, sequences=SEQUENCES)
     assert jax.tree.all(jax.tree.map(np.array_equal, from_file, in_memory))
     for content, words in (
-        ('{"ids": [1]}\n{"id": 2}', "line 2: expected a mapping with ids or text"),
+        ('{"ids": [1]}\n{"id": 2}', "line 2: expected a mapping with ids, text or prompt"),
         ('{"ids": [1', "line 1: "),
         ('{"text": "a"}', "line 1 is a text, and the target has no tokenizer"),
         ('{"ids": [1, 6]}', "token id 6 is outside the vocabulary of 6"),

@@ -272,8 +272,8 @@ def test_vocabularies_that_mean_other_strings_are_refused():
     "make,words",
     [
         (lambda: drafters.Standard(gamma=-2), "gamma -2"),
-        (lambda: drafters.Draft(), "exactly one of layers and reference"),
-        (lambda: drafters.Draft(layers=2, reference="somewhere"), "exactly one of layers and reference"),
+        (lambda: drafters.Draft(), "exactly one of layers, reference and shape"),
+        (lambda: drafters.Draft(layers=2, reference="somewhere"), "exactly one of layers, reference and shape"),
         (lambda: drafters.Draft(layers=0), "layers 0"),
         (lambda: drafters.Standard(draft=drafters.Draft(layers=3)).build(tiny.random_target()), "layers 3 .* 2"),
     ],
