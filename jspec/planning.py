@@ -30,6 +30,7 @@ from jspec.models import transformer
 from jspec.weights import shapes
 
 _GB, _TERA = 1e9, 1e12
+_MEMORY_GB = 2**30  # what vendors mean by a gigabyte of memory, but not of bandwidth
 _LOGIT_BYTES = 4  # float32, whatever the parameters are
 
 
@@ -53,7 +54,7 @@ class Device:
 
 def _device(title: str, memory_gb: float, gb_per_s: float, bf16: float, fp32: float, source: str) -> Device:
     peak = {"bfloat16": bf16 * _TERA, "float32": fp32 * _TERA}
-    return Device(title, memory_gb * _GB, gb_per_s * _GB, peak, source)
+    return Device(title, memory_gb * _MEMORY_GB, gb_per_s * _GB, peak, source)
 
 
 # Peaks are for dense matrices: vendors print twice as much for sparse ones. float32 stands for what its products run at
