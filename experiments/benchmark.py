@@ -102,15 +102,7 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
     """Run the cells that have no record in the folder. A process compiles each program once, however often it calls."""
     prompts = settings.load_prompts(config.prompts)
     tasks = _tasks(prompts, config.batch)
-    encoded = dict(zip(prompts, settings.encode(target, prompts, config.prompts)))
-    needed = max(map(len, encoded.values())) + config.max_new_tokens
     methods = _methods(config)
-    programs = {}
-    for method in methods:
-        bound, draft = method.drafter.build(target)
-        programs[method.name] = costs.Program(types.Params(target.model, draft), bound, method.verifier)
-    capacity = runner.capacity(target, [program.drafter for program in programs.values()], needed)
-
     identity = _Identity(config, target, methods)
     open_cells = [
         (temperature, task)
@@ -120,6 +112,14 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
     ]
     if not open_cells:
         return
+
+    encoded = dict(zip(prompts, settings.encode(target, prompts, config.prompts)))
+    needed = max(map(len, encoded.values())) + config.max_new_tokens
+    programs = {}
+    for method in methods:
+        bound, draft = method.drafter.build(target)
+        programs[method.name] = costs.Program(types.Params(target.model, draft), bound, method.verifier)
+    capacity = runner.capacity(target, [program.drafter for program in programs.values()], needed)
 
     groups = {
         task: [runner.group(batch, encoded, capacity, config.seed) for batch in batches]

@@ -62,6 +62,7 @@ def run(
     registries: config_lib.Registries | None = None,
     default: str | None = None,
     plan: Callable[[type, str, Sequence[str]], Mapping[str, Any]] | None = None,
+    load: Callable[..., Any] = config_lib.load,
 ) -> int:
     """Run a script. Returns its exit code.
 
@@ -73,6 +74,7 @@ def run(
       registries: as for `jspec.config.load`.
       default: the config to use when none is named.
       plan: what `--plan` does instead of running: takes class, file and overrides, returns the document.
+      load: reads the config, like `jspec.config.load`.
     """
     config = None
     try:
@@ -80,9 +82,8 @@ def run(
         if plan is not None and args.plan:
             _print_document(plan(config_class, args.config, args.overrides))
             return 0
-        config = _with_folder(
-            config_lib.load(config_class, args.config, args.overrides, registries), args.config, registries
-        )
+        config = load(config_class, args.config, args.overrides, registries)
+        config = _with_folder(config, args.config, registries)
         _keep_compiled_programs()
         if isinstance(getattr(config, "target", None), settings.TargetSettings):
             settings.compile_as_wanted(config.target)

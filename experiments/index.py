@@ -27,10 +27,10 @@ INTRODUCTION = """\
 
 Made by `python -m experiments.index`; do not edit.
 
-One file per published table. `python -m experiments.benchmark configs/PAPER/FILE.yaml` runs it on SmolLM2-135M, which is
-`scale=smollm2`; `scale=paper` means the paper's models, `scale=shape` random weights in their shapes under the paper's
-acceptance, to time a device; `model=NAME` chooses among the paper's targets. `--plan device=NAME` says what a run would
-read, hold and take, without weights. `python -m experiments.sweep` runs a grid.
+One file per published table. `python -m experiments.benchmark configs/PAPER/FILE.yaml` runs it on SmolLM2-135M, which
+is `scale=smollm2`; `scale=paper` means the paper's models, `scale=shape` random weights in their shapes under the
+paper's acceptance, to time a device; `model=NAME` chooses among the paper's targets. `--plan device=NAME` says what a
+run would read, hold and take, without weights. `python -m experiments.sweep` runs a grid.
 
 * **run**: gives our numbers beside the paper's on this project's own model.
 * **planned**: `--plan` works, or a part is missing that can be had; the models are for machines that have them.

@@ -3,7 +3,8 @@
     python -m experiments.benchmark CONFIG --plan [device=h200] [prompt_tokens=512] [dotted.key=value ...]
 
 Drafters are built and traced on shapes (`jspec.planning`); models that are not on this machine look as
-`jspec/weights/known_shapes.json` says. Times are rooflines: no program is faster, most are slower. The last line is JSON.
+`jspec/weights/known_shapes.json` says. Times are rooflines: no program is faster, most are slower. The last line is the
+plan as JSON.
 """
 
 from __future__ import annotations
@@ -257,7 +258,9 @@ def show(planned: dict[str, Any]) -> None:
         f"(prompt {planned['prompt_tokens']}, answer {planned['max_new_tokens']})",
         f"device   {device.title}: {device.memory / 2**30:.0f} GB at {device.bandwidth / 1e9:.0f} GB/s, "
         f"{device.peak[planned['dtype']] / 1e12:g} Tflop/s ({device.source})",
-        "fits, weights, caches and logits alone" if planned["fits"] else f"does not fit: {planned['devices']} such devices at least",
+        "fits, weights, caches and logits alone"
+        if planned["fits"]
+        else f"does not fit: {planned['devices']} such devices at least",
     ]
     if planned["not_runnable"]:
         lines.append(f"not runnable: {planned['not_runnable']}")

@@ -182,7 +182,7 @@ def _entry(kind: str, reference: str) -> dict:
 
 
 def _unknown(reference: str, kind: str) -> str:
-    what = {"models": "model", "eagle": "EAGLE head", "medusa": "Medusa heads"}[kind]
+    what = {"models": "model", "eagle": "EAGLE head", "medusa": "set of Medusa heads"}[kind]
     near = config_lib.nearest(reference, _entries(kind))
     return f"{reference}: what this {what} looks like is not known without its files; {near}"
 
