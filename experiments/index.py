@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from experiments import benchmark, published, run_folder
 from jspec import config as config_lib
-from jspec import extras
+from jspec import config_files, extras
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 STATUSES = ("run", "planned", "not runnable")
@@ -102,7 +102,7 @@ def _entries() -> dict[tuple[str, str], list[Entry]]:
         if path.parent.name not in published.names():
             continue
         name = f"{path.parent.name}/{path.name}"
-        offered = config_lib.alternatives(path)
+        offered = config_files.alternatives(path)
         scales, tables = {}, {}
         for scale in offered.get("scale", ()):
             config = config_lib.load(benchmark.Benchmark, path, [f"scale={scale}"])

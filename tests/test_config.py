@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import pytest
 
-from jspec import config
+from jspec import config, config_files
 
 
 class Drafter(Protocol):
@@ -334,7 +334,7 @@ def test_alternatives_are_merged_over_the_rest(tmp_path):
     assert read("mood=wild").drafter.gamma == 9
     assert read("drafter.gamma=3", "mood=wild", "size=large").drafter == Standard(gamma=3, draft=FirstLayers(20))
     assert read("choices.size.small.drafter.gamma=7").drafter.gamma == 7
-    assert config.alternatives(tmp_path / "run.yaml") == {"size": ("small", "large"), "mood": ("calm", "wild")}
+    assert config_files.alternatives(tmp_path / "run.yaml") == {"size": ("small", "large"), "mood": ("calm", "wild")}
     # What was resolved reads back without the alternatives.
     again = load(tmp_path, config.dump(large, REGISTRIES), cls=Chosen)
     assert again == large
