@@ -6,6 +6,10 @@ Every prompt is decoded by every method in turn, compilation outside the clocks.
 lossless method is compared with autoregressive decoding token by token. Results go to a run folder, task by task; the
 tables and the last line also tell all tasks together (`overall`); `prompts.json` and the last line tell which prompts
 were chosen and how many were skipped. The same command resumes a run that was interrupted.
+
+    python -m experiments.benchmark CONFIG --plan [device=NAME] [dotted.key=value ...]
+
+says what the run would read, hold and take on a device, without weights and without computing (`experiments.plan`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments import cli, greedy_check, overall, prompt_sets, records, run_folder, runner, settings, tables, traces
+from experiments import (
+    cli,
+    greedy_check,
+    overall,
+    papers,
+    plan,
+    prompt_sets,
+    records,
+    run_folder,
+    runner,
+    settings,
+    tables,
+    traces,
+)
 from jspec import costs, drafters, metrics, types
 from jspec import sampling as sampling_lib
 
@@ -37,6 +54,10 @@ class Benchmark:
     batch:          prompts decoded together; the prompts of each task must divide by it.
     seed:           of the sampling.
     traces:         answers kept token by token, of the first so many prompts of each task (`traces.jsonl`).
+    paper:          the published table that is reproduced, and whose numbers are whose.
+    scale, model:   names under which a config offers alternatives (`jspec.config`); they change nothing by themselves.
+    define:         names for what other values interpolate: `${define.eagle}`.
+    not_runnable:   why this can be planned but not run; None if it can.
     run:            the run folder.
     """
 
@@ -49,6 +70,11 @@ class Benchmark:
     batch: int = 1
     seed: int = 0
     traces: int = 1
+    paper: papers.PaperSettings | None = None
+    scale: str | None = None
+    model: str | None = None
+    define: dict[str, str | int | float] = dataclasses.field(default_factory=dict)
+    not_runnable: str | None = None
     run: run_folder.RunSettings = run_folder.RunSettings()
 
     def __post_init__(self):
@@ -73,22 +99,36 @@ class Benchmark:
 
 def main(config: Benchmark) -> dict:
     """Run every cell that has no record yet."""
-    settings.check_references(config.target, *(method.drafter for method in config.methods))
-    given = prompt_sets.load_prompts(config.prompts.file, config.prompts.tasks, choose=config.prompts.choose)
-    _tasks(prompt_sets.first_of_each(given, config.prompts.per_task), config.batch)
+    check(config)
     folder = run_folder.open_folder(config.run.folder, config)
+    return _finish(folder, fill(config, folder, settings.load_target(config.target)))
 
-    target = settings.load_target(config.target)
-    chosen = settings.choose_prompts(target, given, config.prompts)
+
+def check(config: Benchmark) -> None:
+    """Refuse what cannot run before anything is loaded or downloaded.
+
+    Raises:
+      ValueError, OSError, ImportError: what is wrong.
+    """
+    if config.not_runnable is not None:
+        raise ValueError(f"this can be planned (--plan) but not run: {config.not_runnable}")
+    settings.check_references(config.target, *(method.drafter for method in config.methods))
+    _tasks(prompt_sets.first_of_each(_given(config), config.prompts.per_task), config.batch)
+
+
+def _given(config: Benchmark) -> tuple[prompt_sets.Prompt, ...]:
+    return prompt_sets.load_prompts(config.prompts.file, config.prompts.tasks, choose=config.prompts.choose)
+
+
+def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) -> settings.Chosen:
+    """Run the cells that have no record in the folder. A process compiles each program once, however often it calls.
+
+    Returns:
+      The prompts.
+    """
+    chosen = settings.choose_prompts(target, _given(config), config.prompts)
     tasks, encoded = _tasks(chosen.prompts, config.batch), chosen.encoded
-    needed = max(map(len, encoded.values())) + config.max_new_tokens
     methods = _methods(config)
-    programs = {}
-    for method in methods:
-        bound, draft = method.drafter.build(target)
-        programs[method.name] = costs.Program(types.Params(target.model, draft), bound, method.verifier)
-    capacity = runner.capacity(target, [program.drafter for program in programs.values()], needed)
-
     identity = _Identity(config, target, methods)
     open_cells = [
         (temperature, task)
@@ -99,7 +139,14 @@ def main(config: Benchmark) -> dict:
     print(chosen.describe(), flush=True)
     run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
     if not open_cells:
-        return _finish(folder, chosen)
+        return chosen
+
+    needed = max(map(len, encoded.values())) + config.max_new_tokens
+    programs = {}
+    for method in methods:
+        bound, draft = method.drafter.build(target)
+        programs[method.name] = costs.Program(types.Params(target.model, draft), bound, method.verifier)
+    capacity = runner.capacity(target, [program.drafter for program in programs.values()], needed)
 
     groups = {
         task: [runner.group(batch, encoded, capacity, config.seed) for batch in batches]
@@ -135,7 +182,7 @@ def main(config: Benchmark) -> dict:
                     traces.append(folder.path, answers)
                     folder.append(record.to_json())
             folder.write_table(_table(folder))
-    return _finish(folder, chosen)
+    return chosen
 
 
 class _Identity:
@@ -219,7 +266,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         expected_speedup=metrics.expected_speedup(summary.tau, ar_seconds * 1e3, cost.verify * 1e3, cost.draft * 1e3),
         cost=records.Cost(ar_seconds * 1e3, cost.verify * 1e3, cost.draft * 1e3, per_call),
         greedy_check=check,
-        published=None,
+        published=papers.find(config.paper, method.name, task=task, temperature=temperature, batch=config.batch),
         **identity.circumstances,
         draft_sha256=identity.draft_sha256[method.name],
         offered=summary.offered,
@@ -253,4 +300,4 @@ def _finish(folder: run_folder.RunFolder, chosen: settings.Chosen) -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main, Benchmark, __doc__))
+    sys.exit(cli.run(main, Benchmark, __doc__, plan=plan.main))

@@ -61,6 +61,8 @@ def run(
     argv: Sequence[str] | None = None,
     registries: config_lib.Registries | None = None,
     default: str | None = None,
+    plan: Callable[[type, str, Sequence[str]], Mapping[str, Any]] | None = None,
+    load: Callable[..., Any] = config_lib.load,
 ) -> int:
     """Run a script. Returns its exit code.
 
@@ -71,15 +73,18 @@ def run(
       argv: arguments; None means the process's.
       registries: as for `jspec.config.load`.
       default: the config to use when none is named.
+      plan: what `--plan` does instead of running: takes class, file and overrides, returns the document.
+      load: reads the config, like `jspec.config.load`.
     """
     config = None
 
-    def work() -> Mapping[str, Any]:
+    def work() -> Mapping[str, Any] | None:
         nonlocal config
-        args = _parse_args(description, argv, default)
-        config = _with_folder(
-            config_lib.load(config_class, args.config, args.overrides, registries), args.config, registries
-        )
+        args = _parse_args(description, argv, default, plan is not None)
+        if plan is not None and args.plan:
+            return plan(config_class, args.config, args.overrides)
+        config = load(config_class, args.config, args.overrides, registries)
+        config = _with_folder(config, args.config, registries)
         _keep_compiled_programs()
         if isinstance(getattr(config, "target", None), settings.TargetSettings):
             settings.compile_as_wanted(config.target)
@@ -195,7 +200,9 @@ class Parser(argparse.ArgumentParser):
         raise config_lib.ConfigError(f"{message} ({usage})")
 
 
-def _parse_args(description: str, argv: Sequence[str] | None, default: str | None) -> argparse.Namespace:
+def _parse_args(
+    description: str, argv: Sequence[str] | None, default: str | None, can_plan: bool = False
+) -> argparse.Namespace:
     parser = Parser(
         usage="%(prog)s CONFIG [dotted.key=value ...]",
         description=description,
@@ -204,7 +211,9 @@ def _parse_args(description: str, argv: Sequence[str] | None, default: str | Non
     text = "a YAML file, see configs/" + (f"; default {default}" if default else "")
     parser.add_argument("config", metavar="CONFIG", nargs="?" if default else None, help=text)
     parser.add_argument("overrides", metavar="dotted.key=value", nargs="*", help="settings to change: drafter.gamma=7")
-    args = parser.parse_args(argv)
+    if can_plan:
+        parser.add_argument("--plan", action="store_true", help="what it would read, hold and take; nothing is run")
+    args = parser.parse_intermixed_args(argv)
     if default and (args.config is None or "=" in args.config):  # overrides alone
         args.overrides = [item for item in (args.config, *args.overrides) if item is not None]
         args.config = default
@@ -221,7 +230,9 @@ def _with_folder(config: Any, path: str, registries: config_lib.Registries | Non
     settings = getattr(config, "run", None)
     if not isinstance(settings, run_folder.RunSettings) or settings.folder is not None:
         return config
-    folder = run_folder.default_folder(pathlib.Path(path).stem, config, registries)
+    paper = getattr(config, "paper", None)  # whose files are called table1, as others' are
+    name = pathlib.Path(path).stem if paper is None else f"{paper.name}-{pathlib.Path(path).stem}"
+    folder = run_folder.default_folder(name, config, registries)
     return dataclasses.replace(config, run=dataclasses.replace(settings, folder=str(folder)))
 
 

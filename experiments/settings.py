@@ -18,7 +18,7 @@ from jspec import sampling as sampling_lib
 from jspec.drafters import base
 from jspec.models import config as model_config
 from jspec.models import transformer
-from jspec.weights import load, references
+from jspec.weights import load, references, shapes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,22 +60,28 @@ class RandomModel:
 
 @dataclasses.dataclass(frozen=True)
 class TargetSettings:
-    """The model to speed up: exactly one of `reference` and `random`.
+    """The model to speed up: exactly one of `reference`, `random` and `shape`.
 
     reference: see `jspec.weights.references`.
     sha256:    expected of the file.
-    random:    random weights.
+    random:    random weights, to try things out.
+    shape:     random weights in the shape of a known model, to time a device.
     dtype:     of parameters and cache.
     """
 
     reference: str | None = None
     sha256: str | None = None
     random: RandomModel | None = None
+    shape: shapes.Shape | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self):
-        if (self.reference is None) == (self.random is None):
-            raise ValueError("target needs exactly one of reference and random")
+        if sum(source is not None for source in (self.reference, self.random, self.shape)) != 1:
+            raise ValueError("target needs exactly one of reference, random and shape")
+        if self.shape is not None and self.shape.config().vocab_size < ByteTokenizer.vocab_size:
+            raise ValueError(
+                f"shape.vocab_size {self.shape.vocab_size} is below the 256 bytes that prompts are made of"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +159,7 @@ class ByteTokenizer:
 
     def decode(self, ids) -> str:
         """Text of bytes; what is no UTF-8 shows as a replacement mark."""
-        return bytes(ids).decode(errors="replace")
+        return bytes(i % 256 for i in ids).decode(errors="replace")  # a model in a real one's shape has more ids
 
     def vocab(self) -> list[str]:
         """One character a byte."""
@@ -176,7 +182,7 @@ class ByteStreamDecoder:
 
     def push(self, ids) -> str:
         """Text that is complete with these bytes."""
-        return self._decoder.decode(bytes(ids))
+        return self._decoder.decode(bytes(i % 256 for i in ids))
 
     def finish(self) -> str:
         """What is left."""
@@ -208,6 +214,8 @@ def describe_draft(draft: Any) -> str:
     """Where a draft comes from; drafters have their own settings for that."""
     if getattr(draft, "layers", None) is not None:
         return f"first {draft.layers} layers of the target"
+    if getattr(draft, "shape", None) is not None:
+        return f"random weights like {draft.shape.like}"
     return draft.reference if draft.reference is not None else "random weights"
 
 
@@ -230,11 +238,19 @@ def load_target(settings: TargetSettings) -> types.Target:
     dtype = jnp.dtype(settings.dtype)
     if settings.reference is not None:
         return load.load_target(settings.reference, sha256=settings.sha256, dtype=dtype)
+    if settings.shape is not None:
+        model = settings.shape.build(dtype)
+        return types.Target(model, ByteTokenizer(), types.Provenance(_random_name("shape", settings.shape)))
     random = settings.random
     config = random.config()
     params = model_config.init_params(jax.random.key(random.seed), config, dtype)
-    name = f"random:{hashlib.sha256(repr(random).encode()).hexdigest()[:8]}"
+    name = _random_name("random", random)
     return types.Target(transformer.Model(params, config), ByteTokenizer(), types.Provenance(name))
+
+
+def _random_name(scheme: str, settings: Any) -> str:
+    """What records call random weights: the same for the same settings."""
+    return f"{scheme}:{hashlib.sha256(repr(settings).encode()).hexdigest()[:8]}"
 
 
 def load_prompts(settings: PromptSettings) -> tuple[prompt_sets.Prompt, ...]:

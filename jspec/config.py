@@ -13,13 +13,14 @@ a nested dataclass. OmegaConf reads the YAML and its `${interpolations}`; this f
 unknown keys and kinds can name their nearest neighbour; pydantic checks the values, strictly and through JSON (`true`
 is no integer, a list becomes a tuple). All faults of a file are reported together, one line each.
 
+A file can offer alternatives, chosen by a top-level key such as `scale`: see `config_files`.
+
 Both libraries are imported where they are used: the `experiments` extra.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import hashlib
 import json
@@ -30,7 +31,8 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jspec import extras
+from jspec import config_files, extras
+from jspec.config_files import ConfigError, nearest, show
 
 T = TypeVar("T")
 
@@ -38,18 +40,6 @@ T = TypeVar("T")
 Registries = Mapping[Any, Mapping[str, type]]
 
 _FAULT = object()  # stands for a value that could not be read
-_OVERRIDE = re.compile(r"(?P<key>[A-Za-z_][\w-]*(\.[\w-]+)*)=(?P<value>.*)", re.DOTALL)
-
-
-class ConfigError(ValueError):
-    """A config that cannot be used. One line per fault: file, dotted path, what was expected, what came."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """How an error ends: the nearest valid name, or all of them when none is near."""
-    known = sorted(known)
-    matches = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(known) or 'none'}"
 
 
 def default_registries() -> Registries:
@@ -74,13 +64,10 @@ def load(
       ConfigError: the file, an override or a value is at fault.
       ImportError: the `experiments` extra is missing.
     """
-    content = _read_yaml(path)
-    keys = {}
-    for override in overrides:
-        keys[_override(content, override)] = override
+    content, keys = config_files.read(path, overrides)
     texts = {key: override.partition("=")[2] for key, override in keys.items()}
     reader = _Reader(default_registries() if registries is None else registries, texts)
-    config = reader.read(cls, _resolve(content, path), ())
+    config = reader.read(cls, content, ())
     _raise_faults(reader.faults, str(path), keys)
     return config
 
@@ -173,12 +160,12 @@ class _Reader:
             return self._read_union(args, value, path, default)
         if origin is list or (origin is tuple and args[1:] == (...,)):
             if not isinstance(value, list | tuple):
-                return self.fault(path, f"expected a list, got {_show(value)}")
+                return self.fault(path, f"expected a list, got {show(value)}")
             items = [self.read(args[0], item, (*path, i)) for i, item in enumerate(value)]
             return _FAULT if any(item is _FAULT for item in items) else origin(items)
         if origin is dict:
             if not isinstance(value, Mapping):
-                return self.fault(path, f"expected a mapping, got {_show(value)}")
+                return self.fault(path, f"expected a mapping, got {show(value)}")
             items = {str(key): self.read(args[1], item, (*path, key)) for key, item in value.items()}
             return _FAULT if any(item is _FAULT for item in items.values()) else items
         raise TypeError(f"{'.'.join(map(str, path))}: config fields cannot be annotated {annotation}")
@@ -195,17 +182,17 @@ class _Reader:
         if isinstance(value, str):
             value = {"kind": value}
         if not isinstance(value, Mapping):
-            return self.fault(path, f"expected {self._describe(annotation)}, got {_show(value)}")
+            return self.fault(path, f"expected {self._describe(annotation)}, got {show(value)}")
         kind = value.get("kind", self.kinds.get(type(default)))
         if kind is None:
             return self.fault((*path, "kind"), f"missing; {nearest('', registry)}")
         if not isinstance(kind, str) or kind not in registry:
-            return self.fault((*path, "kind"), f"unknown kind {_show(kind)}; {nearest(str(kind), registry)}")
+            return self.fault((*path, "kind"), f"unknown kind {show(kind)}; {nearest(str(kind), registry)}")
         return self._read_dataclass(registry[kind], value, path, default)
 
     def _read_dataclass(self, cls: type, value: Any, path: tuple, default: Any) -> Any:
         if not isinstance(value, Mapping):
-            return self.fault(path, f"expected {self._describe(cls)}, got {_show(value)}")
+            return self.fault(path, f"expected {self._describe(cls)}, got {show(value)}")
         fields = _fields(cls)
         if "kind" not in fields and cls in self.kinds and value.get("kind") == self.kinds[cls]:
             value = {key: item for key, item in value.items() if key != "kind"}
@@ -245,7 +232,7 @@ class _Reader:
         if able:
             return self.read(able[0], value, path, default)
         if not leaves:
-            return self.fault(path, f"expected {self._describe(typing.Union[members])}, got {_show(value)}")  # noqa: UP007
+            return self.fault(path, f"expected {self._describe(typing.Union[members])}, got {show(value)}")  # noqa: UP007
         others = tuple(self._describe(member) for member in structured)
         return self._read_leaf(typing.Union[tuple(leaves)], value, path, others)  # noqa: UP007
 
@@ -280,7 +267,7 @@ class _Reader:
             got = functools.reduce(lambda item, key: item[key], place, value)
             wanted = [*wanted, *(others if not place else ())]
             hint = f"; {nearest(got, _choices(annotation))}" if isinstance(got, str) and _choices(annotation) else ""
-            self.fault((*path, *place), f"expected {' or '.join(dict.fromkeys(wanted))}, got {_show(got)}{hint}")
+            self.fault((*path, *place), f"expected {' or '.join(dict.fromkeys(wanted))}, got {show(got)}{hint}")
         return _FAULT
 
     def _describe(self, annotation: Any) -> str:
@@ -372,14 +359,6 @@ def _choices(annotation: Any) -> list[str]:
     return [choice for arg in args for choice in _choices(arg)]
 
 
-def _show(value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except TypeError:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 # Plain data.
 
 
@@ -406,73 +385,6 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, list):
         return [_canonical(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# Files and overrides.
-
-
-def _read_yaml(path: str | pathlib.Path) -> dict:
-    omegaconf, yaml = extras.require("omegaconf", "experiments"), extras.require("yaml", "experiments")
-    try:
-        content = omegaconf.OmegaConf.create(pathlib.Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a UTF-8 text file") from error
-    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: {_yaml_problem(error)}") from error
-    if not isinstance(content, omegaconf.DictConfig):
-        raise ConfigError(f"{path}: expected a mapping at the top, got a list")
-    return omegaconf.OmegaConf.to_container(content, resolve=False)
-
-
-def _resolve(content: dict, path: str | pathlib.Path) -> dict:
-    omegaconf = extras.require("omegaconf", "experiments")
-    try:
-        return omegaconf.OmegaConf.to_container(
-            omegaconf.OmegaConf.create(content), resolve=True, throw_on_missing=True
-        )
-    except omegaconf.errors.OmegaConfBaseException as error:
-        where = f"{error.full_key}: " if getattr(error, "full_key", None) else ""
-        raise ConfigError(f"{path}: {where}{_yaml_problem(error)}") from error
-
-
-def _yaml_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    text = getattr(error, "problem", None) or str(error).partition("\n")[0]
-    return f"line {mark.line + 1}: not valid YAML: {text}" if mark else text
-
-
-def _override(content: dict, override: str) -> tuple[str, ...]:
-    """Write one override into plain data. Returns its path."""
-    omegaconf, yaml = extras.require("omegaconf", "experiments"), extras.require("yaml", "experiments")
-    match = _OVERRIDE.fullmatch(override)
-    if match is None:
-        raise ConfigError(f"override {override!r}: expected dotted.key=value")
-    try:
-        parsed = omegaconf.OmegaConf.from_dotlist([f"value={match['value']}"])
-        value = omegaconf.OmegaConf.to_container(parsed, resolve=False)["value"]
-    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException) as error:
-        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
-        raise ConfigError(f"override {override!r}: the value is not valid YAML: {problem}") from error
-    path = tuple(match["key"].split("."))
-    node: Any = content
-    for depth, key in enumerate(path):
-        last = depth == len(path) - 1
-        if isinstance(node, list):
-            if not key.isdecimal() or int(key) >= len(node):
-                place = ".".join(path[:depth])
-                raise ConfigError(f"override {override!r}: {place} has items 0 to {len(node) - 1}, no {key!r}")
-            key = int(key)
-        elif not isinstance(node, dict):
-            place = ".".join(path[:depth])
-            raise ConfigError(f"override {override!r}: {place} holds {_show(node)}, which has no keys")
-        if last:
-            node[key] = value
-        elif isinstance(node, dict) and node.get(key) is None:
-            node[key] = {}
-        node = node[key]
-    return path
 
 
 def _raise_faults(faults: Sequence[_Fault], source: str, overrides: Mapping[tuple, str]) -> None:

@@ -30,6 +30,25 @@ def expected_tokens(alpha: float, gamma: int) -> float:
     return float(np.sum(alpha ** np.arange(gamma + 1)))  # the same sum, and right at alpha = 1
 
 
+def acceptance(tokens: float, gamma: int) -> float:
+    """The alpha whose `expected_tokens` are these: equation 1 the other way round, by bisection.
+
+    Args:
+      tokens: of one round, between 1 and gamma + 1.
+      gamma: draft length.
+
+    Raises:
+      ValueError: no alpha gives so many.
+    """
+    if not 1 <= tokens <= gamma + 1:
+        raise ValueError(f"{tokens} tokens a round are outside [1, {gamma + 1}], what {gamma} drafts can give")
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, gamma) < tokens else (low, middle)
+    return high
+
+
 def speedup(alpha: float, gamma: int, c: float) -> float:
     """Improvement in wall time: `(1 - alpha^(gamma + 1)) / ((1 - alpha) (gamma c + 1))` (Leviathan et al. 2023,
     theorem 3.8).

@@ -115,6 +115,22 @@ def cartesian(widths: Sequence[int]) -> Topology:
     )
 
 
+def levels(sizes: Sequence[int]) -> Topology:
+    """So many nodes at each depth, spread evenly over those above: each of these has its best candidates.
+
+    Raises:
+      ValueError: a size is below 1.
+    """
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"tree levels {list(sizes)}: each must be at least 1")
+    above: list[Choice] = [()]
+    choices: list[Choice] = []
+    for size in sizes:
+        above = [(*above[i % len(above)], i // len(above)) for i in range(size)]
+        choices += above
+    return from_choices(choices)
+
+
 @functools.cache
 def _published() -> dict[str, list[list[int]]]:
     return json.loads(importlib.resources.files("jspec").joinpath("published_trees.json").read_text())
@@ -168,11 +184,12 @@ def grow(accuracies: Sequence[Sequence[float]], num_nodes: int) -> Topology:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A static tree as a setting: exactly one of `name`, `choices`, `widths` and `accuracies`.
+    """A static tree as a setting: exactly one of `name`, `choices`, `widths`, `levels` and `accuracies`.
 
     name:       a published tree (see `published`).
     choices:    paths of ranks.
     widths:     candidates behind every node of each depth: a Cartesian product.
+    levels:     nodes at each depth, spread evenly over those above.
     accuracies: how often candidate r of depth d is the right one, row d, column r: the tree of `num_nodes` nodes that
                 accepts most (see `grow`).
     num_nodes:  of that tree, the root included.
@@ -181,16 +198,15 @@ class Tree:
     name: str | None = None
     choices: tuple[tuple[int, ...], ...] | None = None
     widths: tuple[int, ...] | None = None
+    levels: tuple[int, ...] | None = None
     accuracies: tuple[tuple[float, ...], ...] | None = None
     num_nodes: int | None = None
 
     def __post_init__(self):
-        given = (self.name, self.choices, self.widths, self.accuracies)
-        if sum(field is not None for field in given) != 1:
-            raise ValueError(
-                "tree needs exactly one of name, choices, widths and accuracies; got "
-                f"{self.name!r}, {self.choices}, {self.widths}, {self.accuracies}"
-            )
+        given = {name: value for name, value in vars(self).items() if name != "num_nodes"}
+        if sum(value is not None for value in given.values()) != 1:
+            values = ", ".join(f"{name} {value!r}" for name, value in given.items())
+            raise ValueError(f"tree needs exactly one of name, choices, widths, levels and accuracies; got {values}")
         if (self.accuracies is None) != (self.num_nodes is None):
             raise ValueError("tree: accuracies and num_nodes belong together")
         if self.topology.num_nodes < 2:
@@ -203,4 +219,6 @@ class Tree:
             return published(self.name)
         if self.accuracies is not None:
             return grow(self.accuracies, self.num_nodes)
-        return from_choices(self.choices) if self.choices is not None else cartesian(self.widths)
+        if self.choices is not None:
+            return from_choices(self.choices)
+        return cartesian(self.widths) if self.widths is not None else levels(self.levels)

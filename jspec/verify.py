@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec import sampling as sampling_lib
-from jspec import types
+from jspec import theory, types
 
 REGISTRY: dict[str, type] = {}
 
@@ -251,11 +251,14 @@ class Synthetic:
 
     The text is not the target's. Each first child is accepted with probability `rate`, independently, so that a chain
     of gamma drafts emits (1 - rate^(gamma + 1)) / (1 - rate) tokens a round on average (Leviathan et al., equation 1).
+    Instead of the rate that average can be given, such as a paper's tau: the rate then follows from the tree's depth.
 
     rate: acceptance probability of a tested draft, in [0, 1].
+    tau:  tokens a round; None means that the rate is given.
     """
 
     rate: float = 0.8
+    tau: float | None = None
     lossless: ClassVar[bool] = False
     follows_argmax: ClassVar[bool] = False
     chains_only: ClassVar[bool] = False
@@ -263,17 +266,28 @@ class Synthetic:
     def __post_init__(self):
         if not 0 <= self.rate <= 1:
             raise ValueError(f"rate {self.rate} is outside [0, 1]")
+        if self.tau is not None and not 1 <= self.tau < math.inf:
+            raise ValueError(f"tau {self.tau} is below the 1 token that every round emits")
+
+    def rate_at(self, max_depth: int) -> float:
+        """The rate at which a tree of this depth is accepted.
+
+        Raises:
+          ValueError: no rate emits `tau` tokens a round.
+        """
+        return self.rate if self.tau is None else theory.acceptance(self.tau, max_depth)
 
     def verify(self, rng_key: jax.Array, tree: types.TokenTree, target_law: types.TargetLaw) -> types.Verdict:
         """Walk one row's tree; see `types.Verifier`."""
         accept_key, token_key = jax.random.split(rng_key)
         uniforms = jax.random.uniform(accept_key, (tree.max_depth + 1,))
         num_nodes = tree.tokens.shape[0]
+        rate = self.rate_at(tree.max_depth)
 
         def descend(place, carry):
             path, num_accepted, walking = carry
             child = next_child(tree, path[num_accepted], path[num_accepted])
-            walking &= (child < num_nodes) & (uniforms[place] < self.rate)
+            walking &= (child < num_nodes) & (uniforms[place] < rate)
             path = jnp.where(walking, path.at[num_accepted + 1].set(child), path)
             return path, num_accepted + walking, walking
 
@@ -314,6 +328,8 @@ def check(verifier: types.Verifier, drafter: types.BoundDrafter) -> None:
             f"verifier {verifier.kind!r} judges chains; {type(drafter).__name__} proposes {drafter.num_nodes} nodes of "
             f"depth {drafter.max_depth}"
         )
+    if isinstance(verifier, Synthetic):
+        verifier.rate_at(drafter.max_depth)
 
 
 @dataclasses.dataclass(frozen=True)

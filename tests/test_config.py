@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import pytest
 
-from jspec import config
+from jspec import config, config_files
 
 
 class Drafter(Protocol):
@@ -295,6 +295,63 @@ def test_faults_name_path_expectation_and_value(mapping, expected):
 def test_all_faults_are_reported_one_per_line():
     lines = error(parse, verbose="no", tasks=[1], sampling={"top_k": "x"}).splitlines()
     assert [line.split(": ")[1] for line in lines] == ["sampling.top_k", "tasks.0", "verbose"]
+
+
+CHOICES = """
+drafter: {kind: standard, gamma: 4, draft: {layers: 8}}
+note: ${size} of ${named_size.layers}
+size: small
+mood: calm
+named_size: {layers: 1}
+choices:
+  size:
+    small: {drafter: {gamma: 2}}
+    large: {drafter: {draft: {layers: 20}}, named_size: {layers: 40}, features: [9]}
+  mood:
+    calm:
+    wild: {drafter: {gamma: 9}}
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    drafter: Drafter
+    named_size: dict[str, int]
+    size: str
+    mood: str
+    note: str
+    features: tuple[int, ...] = ()
+
+
+def test_alternatives_are_merged_over_the_rest(tmp_path):
+    read = lambda *overrides: load(tmp_path, CHOICES, *overrides, cls=Chosen)
+    small = read()
+    assert small.drafter == Standard(gamma=2, draft=FirstLayers(8)) and small.note == "small of 1"
+    large = read("size=large")  # mappings merge, the rest is replaced; interpolations see what was chosen
+    assert large.drafter == Standard(gamma=4, draft=FirstLayers(20)) and large.note == "large of 40"
+    assert (large.size, large.features) == ("large", (9,))
+    # In the order of `choices`; other overrides change what was chosen, wherever they stand.
+    assert read("mood=wild").drafter.gamma == 9
+    assert read("drafter.gamma=3", "mood=wild", "size=large").drafter == Standard(gamma=3, draft=FirstLayers(20))
+    assert read("choices.size.small.drafter.gamma=7").drafter.gamma == 7
+    assert config_files.alternatives(tmp_path / "run.yaml") == {"size": ("small", "large"), "mood": ("calm", "wild")}
+    # What was resolved reads back without the alternatives.
+    again = load(tmp_path, config.dump(large, REGISTRIES), cls=Chosen)
+    assert again == large
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "words"),
+    [
+        (CHOICES, ["size=lrge"], "run.yaml: size: \"lrge\" is not offered; did you mean 'large'?"),
+        (CHOICES.replace("size: small", "", 1), [], "size: null is not offered; known: large, small"),
+        (CHOICES, ["size=large", "drafter.gama=1"], "drafter.gama: unknown key; did you mean 'gamma'?"),
+        ("choices: [1]", [], "choices: expected a mapping of keys to named alternatives"),
+        ("size: a\nchoices: {size: {a: 3}}", [], "choices.size.a: expected a mapping, got 3"),
+    ],
+)
+def test_alternatives_that_are_none(tmp_path, text, overrides, words):
+    assert words in error(load, tmp_path, text, *overrides, cls=Chosen)
 
 
 @pytest.mark.parametrize(

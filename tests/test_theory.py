@@ -33,6 +33,14 @@ def test_expected_tokens_is_the_mean_of_simulated_rounds():
     np.testing.assert_allclose(theory.tokens_by_depth(accepted.mean(axis=0))[-1], 1 + accepted.sum(axis=1).mean())
 
 
+def test_acceptance_is_the_inverse_of_expected_tokens():
+    for alpha in (0.0, 0.31, 0.75, 1.0):
+        assert theory.acceptance(theory.expected_tokens(alpha, 5), 5) == pytest.approx(alpha, abs=1e-9)
+    for tokens in (0.5, 6.5, float("nan")):
+        with pytest.raises(ValueError, match=r"tokens a round are outside \[1, 6\]"):
+            theory.acceptance(tokens, 5)
+
+
 def test_best_gamma_pays_exactly_when_alpha_is_above_c():
     for alpha in (0.2, 0.5, 0.8):
         assert theory.best_gamma(alpha, alpha + 0.01) == 0

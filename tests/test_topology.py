@@ -33,6 +33,15 @@ def test_published_trees(name):
     assert tree.num_ranks == (4 if name == "eagle_25" else 10)
 
 
+def test_levels_are_spread_evenly():
+    tree = topology.Tree(levels=(3, 4, 2)).topology
+    #  0 -> 1 2 3;  4 nodes over 3: the first has two;  2 over 4: behind (0, 0) and (1, 0)
+    assert tree.parents == (-1, 0, 0, 0, 1, 1, 2, 3, 4, 6)
+    assert tree.ranks == (0, 0, 1, 2, 0, 1, 0, 0, 0, 0)
+    with pytest.raises(ValueError, match=r"tree levels \[2, 0\]: each must be at least 1"):
+        topology.levels((2, 0))
+
+
 def test_a_tree_by_hand():
     tree = topology.from_choices([[1], [0], [1, 0], [0, 2], [0, 0], [0, 0, 1]])
     #  0 -> 1 (0), 2 (1);  1 -> 3 (0), 4 (2);  2 -> 5 (0);  3 -> 6 (1)

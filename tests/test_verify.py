@@ -331,6 +331,21 @@ def test_synthetic_accepts_at_its_rate_and_says_that_it_is_not_lossless():
     assert laws.follows(np.bincount(verdict.next_token, minlength=4), [1 / 3, 0, 1 / 3, 1 / 3])
 
 
+def test_synthetic_finds_the_rate_that_gives_so_many_tokens_a_round():
+    # 1 + r + r^2 + r^3 = 2.533 at r = 0.7.
+    assert verify.Synthetic(tau=2.533).rate_at(3) == pytest.approx(0.7, abs=1e-6)
+    batch, gamma = 20_000, 3
+    tree = tree_lib.chain(jnp.zeros(batch, jnp.int32), jnp.ones((batch, gamma), jnp.int32))
+    keys, greedy = jax.random.split(jax.random.key(1), batch), sampling.make(batch, max_new_tokens=1)
+    verdict = verify.verify(verify.Synthetic(tau=2.533), keys, tree, jnp.zeros((batch, gamma + 1, 4)), greedy)
+    assert laws.follows(np.bincount(verdict.num_accepted, minlength=4), [0.3, 0.7 * 0.3, 0.49 * 0.3, 0.343])
+    with pytest.raises(ValueError, match=r"tau 0.5 is below the 1 token"):
+        verify.Synthetic(tau=0.5)
+    chain, _ = drafters.PromptLookup(gamma=3).build(tiny.random_target())
+    with pytest.raises(ValueError, match=r"4.5 tokens a round are outside \[1, 4\], what 3 drafts can give"):
+        verify.check(verify.Synthetic(tau=4.5), chain)
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan")])
 def test_synthetic_refuses_a_rate_that_is_none(rate):
     with pytest.raises(ValueError, match=r"rate .* outside \[0, 1\]"):

@@ -4,8 +4,8 @@
     paper.table("table1").rows[0]["tau"]
 
 A file holds `citation`, facts (`hardware`, `setting`, notes) and `tables`: by id, a `title`, a `provenance` whose first
-word says how far to trust it (`LEVELS`), and `rows`, mappings with the same columns in every row of a table. Numbers are
-written as the paper prints them; null where it prints none.
+word says how far to trust it (`LEVELS`), and `rows`, mappings with the same columns in every row of a table. Numbers
+are as the paper prints them; null where it prints none.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def check_one_source(**sources: Any) -> None:
     """
     if sum(source is not None for source in sources.values()) != 1:
         given = ", ".join(f"{name} {source!r}" for name, source in sources.items())
-        raise ValueError(f"draft needs exactly one of {' and '.join(sources)}; got {given}")
+        *names, last = sources
+        raise ValueError(f"draft needs exactly one of {', '.join(names)} and {last}; got {given}")
 
 
 def pending(context: types.Context) -> jax.Array:

@@ -23,16 +23,19 @@ from jspec.models import heads, transformer
 class Vocabulary:
     """A draft vocabulary as a setting.
 
-    file: token ids, the most frequent first: a JSON list, or a one-dimensional `.npy` array.
-    size: keep the first so many; None keeps all.
+    file: token ids, the most frequent first: a JSON list, or a one-dimensional `.npy` array. None means the lowest ids:
+          of a byte-pair encoding the bytes and the pairs that were merged first, the most frequent of its corpus.
+    size: keep the first so many; None keeps all of the file.
     """
 
-    file: str
+    file: str | None = None
     size: int | None = None
 
     def __post_init__(self):
         if self.size is not None:
             base.check_count("vocabulary size", self.size, 1)
+        elif self.file is None:
+            raise ValueError("vocabulary needs a file or a size")
 
     def load(self, target: types.Target) -> np.ndarray:
         """The ids, checked and in order (see `check`).
@@ -41,6 +44,8 @@ class Vocabulary:
           ValueError: the file holds no such list, or ids that are none of the target's.
           OSError: the file cannot be read.
         """
+        if self.file is None:
+            return check(np.arange(self.size), target, where=f"of the first {self.size} ids")
         path = pathlib.Path(self.file)
         try:
             if path.suffix == ".npy":

@@ -27,7 +27,7 @@ from jspec.drafters import base
 
 def read_corpus(path: str, target: types.Target) -> list[list[int]]:
     """Token ids of a file. A `.txt` file is one text, which the target's tokenizer encodes; of any other, a JSONL file,
-    each line has `ids`, or a `text`.
+    each line has `ids`, a `text`, or a `prompt`.
 
     Raises:
       ValueError: naming the line that is not so; a text for a target without a tokenizer; a file that is no UTF-8.
@@ -56,10 +56,12 @@ def read_corpus(path: str, target: types.Target) -> list[list[int]]:
             raise ValueError(f"{path}: line {number}: {error}") from None
         if isinstance(content, dict) and isinstance(content.get("ids"), list):
             sequences.append(sampling_lib.token_ids(f"{path}: line {number}", content["ids"]))
-        elif isinstance(content, dict) and isinstance(content.get("text"), str):
-            sequences.append(encode(content["text"], f"{path}: line {number}"))
-        else:
-            raise ValueError(f"{path}: line {number}: expected a mapping with ids or text")
+            continue
+        texts = [content.get(key) for key in ("text", "prompt")] if isinstance(content, dict) else []
+        text = next((text for text in texts if isinstance(text, str)), None)
+        if text is None:
+            raise ValueError(f"{path}: line {number}: expected a mapping with ids, text or prompt")
+        sequences.append(encode(text, f"{path}: line {number}"))
     return sequences
 
 

@@ -28,26 +28,28 @@ from jspec import tree as tree_lib
 from jspec import types
 from jspec.drafters import base, draft_vocabulary, growth
 from jspec.models import transformer
-from jspec.weights import load, pairing, tokenizer
+from jspec.weights import load, pairing, shapes, tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-    """Where the draft model comes from: exactly one of `layers` and `reference`.
+    """Where the draft model comes from: exactly one of `layers`, `reference` and `shape`.
 
     layers:    use the first layers of the target, with the target's final norm and head.
     reference: load a model (see `weights.references`).
     sha256:    expected of the referenced file.
+    shape:     random weights in the shape of a known model, and the target's vocabulary, for timing.
     force:     load it though it was trained for another target.
     """
 
     layers: int | None = None
     reference: str | None = None
     sha256: str | None = None
+    shape: shapes.Shape | None = None
     force: bool = False
 
     def __post_init__(self):
-        base.check_one_source(layers=self.layers, reference=self.reference)
+        base.check_one_source(layers=self.layers, reference=self.reference, shape=self.shape)
         if self.layers is not None:
             base.check_count("layers", self.layers, 1)
 
@@ -90,9 +92,11 @@ class Standard:
         if draft is not None:
             check_vocabulary(target, draft)
         elif self.draft is None:
-            raise ValueError("draft is not given: set draft.layers or draft.reference")
+            raise ValueError("draft is not given: set draft.layers, draft.reference or draft.shape")
         elif self.draft.layers is not None:
             draft = types.Target(transformer.first_layers(target.model, self.draft.layers))
+        elif self.draft.shape is not None:
+            draft = types.Target(self.draft.shape.build(target.model.dtype, target.model.config.vocab_size))
         else:
             given = self.draft
             draft = load_draft(given.reference, target, sha256=given.sha256, force=given.force)

@@ -42,6 +42,15 @@ def test_a_vocabulary_file(tmp_path):
         drafters.Vocabulary(str(path), size=0)
 
 
+def test_a_vocabulary_without_a_file_is_the_lowest_ids():
+    target = with_stops(tiny.random_target(), 7)
+    assert drafters.Vocabulary(size=3).load(target).tolist() == [0, 1, 2, 7]
+    with pytest.raises(ValueError, match="vocabulary needs a file or a size"):
+        drafters.Vocabulary()
+    with pytest.raises(ValueError, match="of the first 999 ids"):
+        drafters.Vocabulary(size=999).load(target)
+
+
 @pytest.mark.parametrize(
     "ids,words",
     [

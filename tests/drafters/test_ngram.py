@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types as python_types
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +70,12 @@ def test_a_corpus_file(tmp_path):
     _, from_file = drafters.Bigram(corpus=str(path)).build(target)
     _, in_memory = drafters.Bigram().build(target, sequences=SEQUENCES)
     assert jax.tree.all(jax.tree.map(np.array_equal, from_file, in_memory))
+    tokenizer = python_types.SimpleNamespace(encode=lambda text: [len(word) for word in text.split()])
+    spoken = dataclasses.replace(target, tokenizer=tokenizer)
+    path.write_text('{"text": "a bb"}\n{"id": "chat/1", "prompt": "ccc a"}')
+    assert ngram.read_corpus(str(path), spoken) == [[1, 2], [3, 1]]
     for content, words in (
-        ('{"ids": [1]}\n{"id": 2}', "line 2: expected a mapping with ids or text"),
+        ('{"ids": [1]}\n{"id": 2}', "line 2: expected a mapping with ids, text or prompt"),
         ('{"ids": [1', "line 1: "),
         ('{"text": "a"}', "line 1 is a text, and the target has no tokenizer"),
         ('{"ids": [1, 6]}', "token id 6 is outside the vocabulary of 6"),

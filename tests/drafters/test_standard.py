@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jspec import decode, drafters, topology, types
+from jspec.weights import shapes
 from tests import checkpoints, common_table, laws, reference, running, tiny
 
 pytestmark = pytest.mark.usefixtures("small_programs")
@@ -272,8 +273,8 @@ def test_vocabularies_that_mean_other_strings_are_refused():
     "make,words",
     [
         (lambda: drafters.Standard(gamma=-2), "gamma -2"),
-        (lambda: drafters.Draft(), "exactly one of layers and reference"),
-        (lambda: drafters.Draft(layers=2, reference="somewhere"), "exactly one of layers and reference"),
+        (lambda: drafters.Draft(), "exactly one of layers, reference and shape"),
+        (lambda: drafters.Draft(layers=2, reference="somewhere"), "exactly one of layers, reference and shape"),
         (lambda: drafters.Draft(layers=0), "layers 0"),
         (lambda: drafters.Standard(draft=drafters.Draft(layers=3)).build(tiny.random_target()), "layers 3 .* 2"),
     ],
@@ -281,6 +282,15 @@ def test_vocabularies_that_mean_other_strings_are_refused():
 def test_bad_settings_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_a_draft_of_random_weights_has_a_known_models_shape_and_the_targets_vocabulary():
+    target = tiny.random_target()
+    shape = shapes.Shape("hf:double7/vicuna-68m", width=32, num_heads=2, num_kv_heads=2, head_size=16, ffn_size=48)
+    bound, params = drafters.Standard(gamma=2, draft=drafters.Draft(shape=shape)).build(target)
+    config = params["model"].config
+    assert (config.num_layers, config.width, config.ffn_size) == (2, 32, 48)
+    assert config.vocab_size == target.model.config.vocab_size == bound.vocab_size
 
 
 def test_settings_hash_by_value():

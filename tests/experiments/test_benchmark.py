@@ -265,8 +265,11 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
         (["target={reference: nowhere.gguf}"], "nowhere.gguf"),
         (["target={reference: 'ftp:x'}"], "ftp"),
         (["methods.0.drafter.draft={reference: none.gguf}"], "weights reference 'none.gguf': no such file"),
-        (["methods.0.drafter.draft={}"], "methods.0.drafter.draft: draft needs exactly one of layers and reference"),
-        (["methods.0.drafter={kind: standard}"], "set draft.layers or draft.reference"),
+        (
+            ["methods.0.drafter.draft={}"],
+            "methods.0.drafter.draft: draft needs exactly one of layers, reference and shape",
+        ),
+        (["methods.0.drafter={kind: standard}"], "set draft.layers, draft.reference or draft.shape"),
         (["traces=-1"], "traces -1 is below 0"),
         (["max_new_tokens=4000"], "the model follows at most 2048"),
         (["run.folder=/proc/none"], "cannot write /proc/none"),
