@@ -136,9 +136,8 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
         for task in tasks
         if not all(folder.finished(identity.cell(method.name, task, temperature)) for method in methods)
     ]
-    print(chosen.describe(), flush=True)
-    run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
     if not open_cells:
+        print(chosen.describe(), flush=True)
         return chosen
 
     needed = max(map(len, encoded.values())) + config.max_new_tokens
@@ -147,6 +146,8 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
         bound, draft = method.drafter.build(target)
         programs[method.name] = costs.Program(types.Params(target.model, draft), bound, method.verifier)
     capacity = runner.capacity(target, [program.drafter for program in programs.values()], needed)
+    print(chosen.describe(), flush=True)
+    run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
 
     groups = {
         task: [runner.group(batch, encoded, capacity, config.seed) for batch in batches]
