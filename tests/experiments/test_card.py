@@ -180,7 +180,7 @@ def test_what_is_no_finished_training(runs, tmp_path, monkeypatch, capsys):
         (["training=unfinished", "out=out"], "unfinished holds no draft: the training has not ended"),
         (["training=joint", "out=out"], "ship both by hand"),
         (["training=empty", "out=out"], "empty holds no finished cell"),
-        (["training=unfinished", "out=''"], "out is empty"),
+        (["training=unfinished", "out="], "out: expected a string"),
         (["training=unfinished", "out=out", "dtype=int8"], "dtype"),
     ):
         for name in ("unfinished", "joint", "empty"):
@@ -193,6 +193,14 @@ def test_what_is_no_finished_training(runs, tmp_path, monkeypatch, capsys):
         out, err = capsys.readouterr()
         assert out == "" and message in err and "Traceback" not in err
     assert not pathlib.Path("out").exists()
+
+
+def test_a_name_follows_from_the_place():
+    assert card.Card("run", "some/where/tiny-1m/eagle1").name == "pretrained:tiny-1m/eagle1"
+    assert card.Card("run", "tiny-1m/eagle1", reference="mine").name == "mine"
+    for arguments in (("", "out"), ("run", "")):
+        with pytest.raises(ValueError, match="(training|out) is empty"):
+            card.Card(*arguments)
 
 
 # The words.
