@@ -6,11 +6,12 @@ import pathlib
 import jax
 import pytest
 
-from experiments import benchmark, cli, doctor, generate, microbench, peers, synthesize, theory, train
+from experiments import benchmark, card, cli, doctor, generate, microbench, peers, synthesize, theory, train
 from jspec import config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SCRIPTS = {
+    "card": card.Card,
     "doctor": doctor.Doctor,
     "doctor_debug": doctor.Doctor,
     "generate": generate.Generate,
@@ -21,6 +22,8 @@ SCRIPTS = {
     "theory": theory.Theory,
     "theory_debug": theory.Theory,
 }
+# Settings that a config leaves to its user.
+GIVEN = {"card": ["training=run", "out=draft"]}
 RANDOM = ["target={random: {num_layers: 1, width: 32}}", "drafter={kind: prompt_lookup, gamma: 3}", "max_new_tokens=12"]
 
 
@@ -73,7 +76,7 @@ def test_every_config_is_valid_and_says_what_it_is_for(path):
     if path.parent.name == "train":
         cls = train.Train
     registries = train.registries()
-    loaded = config.load(cls, path, registries=registries)
+    loaded = config.load(cls, path, GIVEN.get(path.stem, ()), registries=registries)
     assert config.parse(cls, config.as_mapping(loaded, registries), registries) == loaded
     comment = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
     assert "python -m experiments." in comment and ("Expected" in comment or "takes" in comment)
