@@ -115,7 +115,7 @@ def test_random_weights_are_accepted_as_the_paper_says(path, model):
             assert method.verifier.tau == cell.tau, method.name
 
 
-TOY = {"num_layers": 4, "width": 32, "num_heads": 2, "num_kv_heads": 2, "head_size": 16, "ffn_size": 48}
+TOY = {"num_layers": 3, "width": 32, "num_heads": 2, "num_kv_heads": 2, "head_size": 16, "ffn_size": 48}
 
 
 @pytest.mark.usefixtures("own_folder")
@@ -123,16 +123,26 @@ TOY = {"num_layers": 4, "width": 32, "num_heads": 2, "num_kv_heads": 2, "head_si
 @pytest.mark.parametrize(
     ("path", "overrides"),
     [
-        ("eagle1_2024/table5.yaml", []),
-        ("chen2023/table1.yaml", [f"methods.0.drafter.draft.shape.{key}={value}" for key, value in TOY.items()]),
+        (
+            "chen2023/table1.yaml",
+            ["prompts.tasks=[code]", "temperatures=[1.0]"]
+            + [f"methods.0.drafter.draft.shape.{key}={value}" for key, value in TOY.items()],
+        ),
         ("medusa2024/table1.yaml", []),
-        ("eagle3_2025/table4.yaml", ["methods.1.drafter.draft.random.vocab_size=128"]),
+        (
+            "eagle3_2025/table5.yaml",
+            [
+                "methods.1.drafter.draft.random.vocab_size=128",
+                "methods.1.drafter.feature_layers=[0,1,2]",
+                "prompts.per_task=2",
+            ],
+        ),
     ],
 )
 def test_a_toy_shape_runs_from_config_to_record(capsys, path, overrides):
     toy = [f"target.shape.{key}={value}" for key, value in {**TOY, "vocab_size": 256}.items()]
-    small = ["max_new_tokens=48", "prompts.per_task=1", "run.folder=out"]
-    args = [str(CONFIGS / path), "scale=shape", *toy, *overrides, *small]
+    small = ["max_new_tokens=24", "prompts.per_task=1", "run.folder=out"]
+    args = [str(CONFIGS / path), "scale=shape", *toy, *small, *overrides]
     assert cli.run(benchmark.main, benchmark.Benchmark, "", args) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     results = [records.Record.from_json(record) for record in document["records"]]
