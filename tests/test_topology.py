@@ -105,7 +105,7 @@ def test_growth_is_the_best_of_all_trees():
         ({"choices": ()}, "tree proposes nothing"),
         ({"widths": (2, 0)}, r"tree widths \[2, 0\]: each must be at least 1"),
         ({"name": "vicuna"}, "tree 'vicuna' is not published; known are eagle_25, mc_sim_7b_63"),
-        ({}, "tree needs exactly one of name, choices and widths"),
+        ({}, "tree needs exactly one of name, choices, widths and levels"),
         ({"name": "eagle_25", "widths": (2,)}, "tree needs exactly one of"),
     ],
 )
