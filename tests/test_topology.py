@@ -112,7 +112,7 @@ def test_a_tree_from_accuracies_as_a_setting():
         ({"choices": ()}, "tree proposes nothing"),
         ({"widths": (2, 0)}, r"tree widths \[2, 0\]: each must be at least 1"),
         ({"name": "vicuna"}, "tree 'vicuna' is not published; known are eagle_25, mc_sim_7b_63"),
-        ({}, "tree needs exactly one of name, choices, widths and accuracies"),
+        ({}, "tree needs exactly one of name, choices, widths, levels and accuracies"),
         ({"accuracies": ((0.5, 0.2),)}, "accuracies and num_nodes belong together"),
         ({"widths": (2,), "num_nodes": 3}, "accuracies and num_nodes belong together"),
         ({"accuracies": ((0.5, 0.2),), "num_nodes": 4}, "num_nodes 4 is more than the 3"),
