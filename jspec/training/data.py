@@ -429,10 +429,11 @@ class Rows:
         Raises:
           ValueError: the rows are too short for any label, or no sample is left.
         """
-        for name, limit in (("length", length), ("answers", length if answers is None else answers)):
+        answers = length if answers is None else answers
+        for name, limit in (("length", length), ("answers", answers)):
             if limit <= shortest:
                 raise ValueError(f"{name} {limit} is too short: a label stands up to {shortest} tokens ahead")
-        cut = [_cut(sample, length, length if answers is None else answers) for sample in samples]
+        cut = [_cut(sample, length, answers) for sample in samples]
         usable = [sample for sample in cut if int((sample.roles == ANSWER).sum()) > shortest]
         if not usable:
             raise ValueError(f"none of {len(samples)} samples has more than {shortest} answer tokens within {length}")
@@ -446,7 +447,7 @@ class Rows:
             if row is None:
                 row = len(rows)
                 rows.append([])
-                room.append(np.array([length, length if answers is None else answers]))
+                room.append(np.array([length, answers]))
             rows[row].append(sample)
             room[row] -= size
         self.length, self._members = length, rows
@@ -463,8 +464,8 @@ class Rows:
                 self._positions[index, place] = np.arange(len(sample.tokens))
                 self._answer[index, place] = sample.roles == ANSWER
                 start += len(sample.tokens)
-        self.answers = length if answers is None else answers
-        self._places = places(self._segments, self._answer, self.answers)
+        self.answers = answers
+        self._places = places(self._segments, self._answer, answers)
 
     def __len__(self) -> int:
         return len(self._tokens)

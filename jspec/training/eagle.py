@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -222,9 +222,9 @@ class BoundEagle(objectives.Bound):
 
     def save(self, target: types.Target, draft: objectives.Draft, path: str | os.PathLike, base_model: str) -> None:
         """The native layout of `eagle_files`, the draft vocabulary with it."""
-        params: dict[str, Any] = dict(draft.trained)
-        if self.config.version == 3 and "head" not in params:
-            params["head"] = draft.vocabulary.matrix.astype(params["fc"].dtype)
-        if self.config.vocab_size < self.config.layer.vocab_size:
-            params["draft_ids"] = draft.vocabulary.ids
+        params = dict(self.head(draft).params)
+        if self.config.version == 1:
+            params.pop("head", None)  # its file borrows the target's rows
+        if self.config.vocab_size == self.config.layer.vocab_size:
+            params.pop("draft_ids", None)
         eagle_files.save(heads_lib.EagleHead(params, self.config), target, path, base_model=base_model)

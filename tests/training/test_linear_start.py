@@ -72,3 +72,17 @@ def test_what_is_linear_in_the_features_is_known_before_the_first_step(recipe):
     run = train.Trainer(target, recipe, settings, samples, held_out)
     depths = run.evaluate(run.start()).depths
     assert depths.chain[0] > 0.95 * depths.places[0]
+
+
+@pytest.mark.slow
+def test_without_the_regression_it_is_not_known(monkeypatch):
+    """The mutant of the test above: products of zeros."""
+    zeros = lambda pairs: (lambda x, y, _: np.zeros((y.shape[-1], x.shape[-1]), np.float32))(*next(iter(pairs)))
+    monkeypatch.setattr(linear_start, "solve", zeros)
+    target = tiny.bigram(tiny.successor(size=16), checkpoints.with_options(num_layers=3, vocab_size=72))
+    samples, held_out = make.cycles(64, 16), make.cycles(8, 16, prompt=3, seed=1)
+    run = train.Trainer(
+        target, Eagle(version=1, steps=1), train.Settings(steps=1, rows=8, length=28), samples, held_out
+    )
+    depths = run.evaluate(run.start()).depths
+    assert depths.chain[0] < 0.5 * depths.places[0]
