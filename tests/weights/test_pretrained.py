@@ -109,12 +109,12 @@ def test_all_of_them_together_are_small():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not all(importlib.util.find_spec(name) for name in ("setuptools", "pip")),
-    reason="a wheel is built with setuptools and pip, which are not both here",
-)
+@pytest.mark.skipif(not importlib.util.find_spec("pip"), reason="a wheel is built by pip, which is not here")
 def test_a_wheel_holds_them(tmp_path):
-    """Built from a copy, so that nothing of an earlier build gets in; with a draft more, so that there is one."""
+    """Built from a copy, so that nothing of an earlier build gets in; with a draft more, so that there is one.
+
+    By the setuptools that pyproject.toml asks for, which pip fetches as it does to install: the one at hand may be older.
+    """
     source, wheels, unpacked = (tmp_path / name for name in ("source", "wheels", "unpacked"))
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -125,7 +125,7 @@ def test_a_wheel_holds_them(tmp_path):
     extra.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "draft_vocabulary.npy", "card.json", "card.md"):
         (extra / name).write_text("{}")
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet", "-w", str(wheels)]
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", "-w", str(wheels)]
     built = subprocess.run([*command, str(source)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     (wheel,) = wheels.glob("*.whl")
