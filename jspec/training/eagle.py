@@ -194,7 +194,8 @@ class BoundEagle(objectives.Bound):
             ]
 
         layer, shape = trained["layer"], self.config.layer
-        if matching.possible(shape):
+        # EAGLE-1's attention reads token and feature mixed by the input product; there it gains nothing.
+        if self.config.version == 3 and matching.possible(shape):
             inputs = layer["qkv"].shape[1]
             of_state = np.arange(inputs - shape.width, inputs)
             found = matching.projections(shape, of_state, lambda: (neighbours(*each) for each in text()))
