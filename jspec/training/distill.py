@@ -214,10 +214,10 @@ class BoundDistill(objectives.Bound):
         there = batch.labelled(1)
         distance = losses.divergence(self.divergence, law, own)
         learn = there if self.divergence == "tv" else there & (best >= 0)
-        agree, overlap = jnp.argmax(own, axis=-1) == best, losses.overlap(law, own)
+        rank, overlap = losses.rank(own, best), losses.overlap(law, own)
         # Depth s of a chain that starts at t is the draft at t + s, the text's tokens before it.
         depths = losses.Depths.of(
-            [data.shift(agree, step) for step in range(self.depths)],
+            [data.shift(rank, step) for step in range(self.depths)],
             [data.shift(overlap, step) for step in range(self.depths)],
             [batch.labelled(step + 1) for step in range(self.depths)],
         )

@@ -231,7 +231,7 @@ class BoundEagle(objectives.Bound):
         law = vocabulary.law(seen)
         says = vocabulary.places(seen.top)  # -1 where the draft cannot say what the target would
 
-        total, agree, overlaps, masks = 0.0, [], [], []
+        total, ranks, overlaps, masks = 0.0, [], [], []
         for step, (_, _, state) in enumerate(unroll.chains(head, params.target, batch, states, self.depths)):
             # From place t this guesses the feature of token t + 1 + step, which the target continues with the next.
             there, wanted = batch.labelled(step + 2), data.shift(law, step + 1)
@@ -243,10 +243,10 @@ class BoundEagle(objectives.Bound):
                 distance = losses.smooth_l1(state, data.shift(seen.final, step + 1))
                 term += self.regression * losses.masked_mean(distance, there)
             total += self.decay**step * term
-            agree.append(jnp.argmax(own, axis=-1) == best)
+            ranks.append(losses.rank(own, best))
             overlaps.append(losses.overlap(wanted, own))
             masks.append(there)
-        return total, losses.Depths.of(agree, overlaps, masks)
+        return total, losses.Depths.of(ranks, overlaps, masks)
 
     def bind(self, target, draft, gamma):
         """A chain of the head's drafts."""
