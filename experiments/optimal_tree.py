@@ -119,25 +119,14 @@ def _program(target: types.Target, drafter: types.Drafter) -> costs.Program:
 def _measure(
     config: OptimalTree, target: types.Target, program: costs.Program, groups: Sequence[runner.Group], capacity: int
 ) -> Measured:
-    sampling = sampling_lib.make(
-        config.batch,
-        max_new_tokens=config.max_new_tokens,
-        temperature=config.temperature,
-        stop_ids=target.stop_ids,
-        **vars(config.filters),
+    programs = {runner.BASELINE: _program(target, drafters.Autoregressive()), NAME: program}
+    running = runner.Runner(
+        target, programs, capacity, batch=config.batch, filters=config.filters, max_new_tokens=config.max_new_tokens
     )
     accepted, rounds = np.zeros(config.ranks, int), 0
     with cli.progress(len(groups) + 1, "optimal tree") as advance:
         for number, group in enumerate(groups, start=1):
-            state = decode.prefill_jit(
-                program.params,
-                group.keys,
-                group.padded,
-                group.lengths,
-                drafter=program.drafter,
-                sampling=sampling,
-                capacity=capacity,
-            )
+            state, sampling, _ = running.prefill(NAME, group, config.temperature)
             counts = rank_acceptance.count_jit(
                 program.params, group.keys, state, drafter=program.drafter, verifier=program.verifier, sampling=sampling
             )
@@ -145,10 +134,6 @@ def _measure(
             advance(f"decoded {number} of {len(groups)} groups")
         if not rounds:
             raise ValueError("every answer ended before a draft was offered; use other prompts or more max_new_tokens")
-        programs = {runner.BASELINE: _program(target, drafters.Autoregressive()), NAME: program}
-        running = runner.Runner(
-            target, programs, capacity, batch=config.batch, filters=config.filters, max_new_tokens=config.max_new_tokens
-        )
         parts = running.middle(groups)(config.temperature)
         draft = costs.measure({NAME: parts[NAME]})[NAME].draft
         passes = costs.measure_passes(parts[runner.BASELINE], sorted({1, *config.sizes}))
