@@ -14,10 +14,11 @@ says what the run would read, hold and take on a device, without weights and wit
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -127,28 +128,48 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
       The prompts.
     """
     chosen = settings.choose_prompts(target, _given(config), config.prompts)
-    tasks, encoded = _tasks(chosen.prompts, config.batch), chosen.encoded
-    methods = _methods(config)
+    tasks, methods = _tasks(chosen.prompts, config.batch), _methods(config)
     identity = _Identity(config, target, methods)
-    open_cells = [
+    todo = [
         (temperature, task)
         for temperature in config.temperatures
         for task in tasks
         if not all(folder.finished(identity.cell(method.name, task, temperature)) for method in methods)
     ]
-    if not open_cells:
+    if not todo:
         print(chosen.describe(), flush=True)
         return chosen
 
-    needed = max(map(len, encoded.values())) + config.max_new_tokens
+    running, groups = _prepare(config, target, methods, tasks, chosen.encoded)
+    print(chosen.describe(), flush=True)
+    run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
+    steps = len(methods) + sum(len(groups[task]) * len(methods) for _, task in todo)
+    with cli.progress(steps, "benchmark") as advance:
+        measured = _compile_and_measure(running, groups, todo, advance)
+        for temperature, task in todo:
+            decoded = _decode(running, groups[task], task, temperature, advance)
+            _keep(config, folder, identity, methods, task, temperature, target, groups[task], decoded, measured)
+    return chosen
+
+
+def _prepare(
+    config: Benchmark,
+    target: types.Target,
+    methods: Sequence[settings.Method],
+    tasks: Mapping[str, Sequence[tuple[prompt_sets.Prompt, ...]]],
+    encoded: Mapping[prompt_sets.Prompt, list[int]],
+) -> tuple[runner.Runner, dict[str, list[runner.Group]]]:
+    """All methods ready to run, and each task's batches as arrays: of one capacity, so that each method compiles once.
+
+    Raises:
+      ValueError: a draft cannot be had, or the target or a draft cannot follow the longest prompt and its answer.
+    """
     programs = {}
     for method in methods:
         bound, draft = method.drafter.build(target)
         programs[method.name] = costs.Program(types.Params(target.model, draft), bound, method.verifier)
+    needed = max(map(len, encoded.values())) + config.max_new_tokens
     capacity = runner.capacity(target, [program.drafter for program in programs.values()], needed)
-    print(chosen.describe(), flush=True)
-    run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
-
     groups = {
         task: [runner.group(batch, encoded, capacity, config.seed) for batch in batches]
         for task, batches in tasks.items()
@@ -156,34 +177,54 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
     running = runner.Runner(
         target, programs, capacity, batch=config.batch, filters=config.filters, max_new_tokens=config.max_new_tokens
     )
-    steps = len(methods) + sum(len(groups[task]) * len(methods) for _, task in open_cells)
-    with cli.progress(steps, "benchmark") as advance:
-        first = groups[open_cells[0][1]][0]
-        for name in running.compile(first):
-            advance(f"compiled {name}")
-        parts = running.middle([group for batch in groups.values() for group in batch])
-        measured = {
-            temperature: costs.measure(parts(temperature))
-            for temperature in sorted({temperature for temperature, _ in open_cells})
-        }
-        for temperature, task in open_cells:
-            decoded = {method.name: [] for method in methods}
-            for index, group in enumerate(groups[task]):
-                for name in running.in_turn(index):
-                    decoded[name].append(running.decode(name, group, temperature))
-                    advance(f"{task}, T = {temperature:g}, {name}")
-            for method in methods:
-                if not folder.finished(identity.cell(method.name, task, temperature)):
-                    # Raises when a lossless method changed the text: such a cell is not finished.
-                    record = _record(
-                        config, identity, method, task, temperature, target, groups[task], decoded, measured
-                    )
-                    cell = identity.cell(method.name, task, temperature)
-                    answers = traces.take(cell, target, groups[task], decoded[method.name], config.traces)
-                    traces.append(folder.path, answers)
-                    folder.append(record.to_json())
-            folder.write_table(_table(folder))
-    return chosen
+    return running, groups
+
+
+def _compile_and_measure(
+    running: runner.Runner,
+    groups: Mapping[str, Sequence[runner.Group]],
+    todo: Sequence[tuple[float, str]],
+    advance: Callable[[str], None],
+) -> dict[float, dict[str, costs.Costs]]:
+    """What the parts of a round cost, by temperature and method."""
+    for name in running.compile(groups[todo[0][1]][0]):
+        advance(f"compiled {name}")
+    parts = running.middle([group for batches in groups.values() for group in batches])
+    return {
+        temperature: costs.measure(parts(temperature))
+        for temperature in sorted({temperature for temperature, _ in todo})
+    }
+
+
+def _decode(
+    running: runner.Runner,
+    groups: Sequence[runner.Group],
+    task: str,
+    temperature: float,
+    advance: Callable[[str], None],
+) -> dict[str, list[runner.Decoded]]:
+    """A task's batches by every method, in turn."""
+    decoded = collections.defaultdict(list)
+    for index, group in enumerate(groups):
+        for name in running.in_turn(index):
+            decoded[name].append(running.decode(name, group, temperature))
+            advance(f"{task}, T = {temperature:g}, {name}")
+    return decoded
+
+
+def _keep(config, folder, identity, methods, task, temperature, target, groups, decoded, measured) -> None:
+    """Write the cells of a task that were open, their answers before their records, and the table.
+
+    Raises:
+      OutputsDiffer: a lossless method changed the text; its cell is not finished.
+    """
+    for method in methods:
+        cell = identity.cell(method.name, task, temperature)
+        if not folder.finished(cell):
+            record = _record(config, identity, method, task, temperature, target, groups, decoded, measured)
+            traces.append(folder.path, traces.take(cell, target, groups, decoded[method.name], config.traces))
+            folder.append(record.to_json())
+    folder.write_table(_table(folder))
 
 
 class _Identity:

@@ -5,6 +5,7 @@
     results.jsonl       a record per finished cell, on the disk before the next cell starts
     traces.jsonl        a benchmark's: some answers token by token
     table.md            what the records say
+    .lock               which process is writing, while one is
 
 Opening the folder again with the same config resumes: finished cells are known by their keys and need not run again.
 A last line that was cut off by a kill is dropped.
@@ -28,7 +29,7 @@ import jax
 import jspec
 from experiments import records
 from jspec import config as config_lib
-from jspec import files
+from jspec import files, folder_lock
 
 # Top-level config keys that do not change what is computed.
 NOT_HASHED = ("run", "traces")
@@ -110,8 +111,14 @@ class RunFolder:
     records: plain data of the finished cells, in the order they finished.
     """
 
-    def __init__(self, path: pathlib.Path, finished: Sequence[dict[str, Any]], cell_keys: Sequence[str]):
-        self.path = path
+    def __init__(
+        self,
+        path: pathlib.Path,
+        finished: Sequence[dict[str, Any]],
+        cell_keys: Sequence[str],
+        claim: folder_lock.Claim,
+    ):
+        self.path, self._claim = path, claim
         self.records = list(finished)
         self._cell_keys = tuple(cell_keys)
 
@@ -170,7 +177,7 @@ def open_folder(
       registries: of the config, as for `jspec.config.load`.
 
     Raises:
-      ValueError: the folder belongs to another config, or its files are damaged.
+      ValueError: the folder belongs to another config, another process writes it, or its files are damaged.
       OSError: it cannot be written.
     """
     path = pathlib.Path(path)
@@ -178,6 +185,7 @@ def open_folder(
     with files.naming(path):
         path.mkdir(parents=True, exist_ok=True)
     environment_file, results_file = path / "environment.json", path / "results.jsonl"
+    claim = folder_lock.claim(path)
     if environment_file.exists():
         stored = _read_environment(environment_file)
         if stored["config_hash"] != own["config_hash"]:
@@ -188,7 +196,9 @@ def open_folder(
         changed = [key for key in own if stored.get(key) != own[key]]
         if changed:
             warnings.warn(f"{path} was started with another {' and '.join(changed)}; records tell which", stacklevel=2)
-    elif strangers := sorted(item.name for item in path.iterdir() if item.name != "config.yaml"):
+    elif strangers := sorted(
+        item.name for item in path.iterdir() if item.name not in ("config.yaml", folder_lock.NAME)
+    ):
         raise ValueError(
             f"{path} has {strangers[0]} but no environment.json, so it is no run's: choose another run.folder"
         )
@@ -198,7 +208,7 @@ def open_folder(
     finished = _read_results(results_file, cell_keys)
     with files.naming(results_file), open(results_file, "ab"):
         pass  # fails now rather than after the first cell
-    return RunFolder(path, finished, cell_keys)
+    return RunFolder(path, finished, cell_keys, claim)
 
 
 @dataclasses.dataclass(frozen=True)

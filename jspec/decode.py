@@ -22,11 +22,10 @@ Invariants, each with a test in `tests/test_decode.py`:
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import chex
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,56 +35,57 @@ from jspec import sampling as sampling_lib
 from jspec import tree as tree_lib
 from jspec import types
 from jspec import verify as verify_lib
+from jspec.decode_inputs import capacity_for, check
+from jspec.decode_state import (
+    ACCEPTED,
+    BONUS,
+    CORRECTED,
+    FINISH_REASONS,
+    LENGTH,
+    ORIGINS,
+    PREFILL,
+    PROMPT,
+    RUNNING,
+    STOP,
+    UNDRAFTED,
+    DecodeState,
+)
 from jspec.models import transformer
 
-# Finish reasons.
-RUNNING, STOP, LENGTH = 0, 1, 2
-FINISH_REASONS = ("running", "stop", "length")
-
-# How a token came: with the prompt, from prefill, as an accepted draft, as the correction of a rejected one, as the
-# bonus behind a fully accepted block, or from a round that offered no draft.
-PROMPT, PREFILL, ACCEPTED, CORRECTED, BONUS, UNDRAFTED = range(6)
-ORIGINS = ("prompt", "prefill", "accepted", "corrected", "bonus", "undrafted")
+__all__ = [
+    "ACCEPTED",
+    "BONUS",
+    "CORRECTED",
+    "FINISH_REASONS",
+    "LENGTH",
+    "ORIGINS",
+    "PREFILL",
+    "PREFILL_CHUNK",
+    "PROMPT",
+    "REJECTION",
+    "RUNNING",
+    "STOP",
+    "UNDRAFTED",
+    "DecodeState",
+    "Emitted",
+    "capacity_for",
+    "check",
+    "decode",
+    "decode_step",
+    "forward_tree",
+    "output",
+    "prefill",
+    "prefill_jit",
+    "propose",
+    "run",
+    "run_jit",
+    "step_jit",
+    "stream",
+    "verify_and_commit",
+]
 
 REJECTION = verify_lib.Rejection()
 PREFILL_CHUNK = 64  # tokens per prefill pass
-MIN_CAPACITY = 512  # capacities grow in powers of two from here, so that lengths rarely compile anything
-
-
-@flax.struct.dataclass
-class DecodeState:
-    """What a round needs from the one before.
-
-    tokens:        prompt and committed tokens.
-    length:        committed tokens, the pending one included.
-    prompt_length: of each row.
-    origin:        how each token came, an index into `ORIGINS`.
-    features:      of the node that produced the pending token.
-    cache:         the target's.
-    draft:         the drafter's state.
-    finish_reason: `RUNNING`, `STOP` or `LENGTH`.
-    acceptance:    statistics so far.
-    """
-
-    tokens: jax.Array  # [B, S] int32
-    length: jax.Array  # [B] int32
-    prompt_length: jax.Array  # [B] int32
-    origin: jax.Array  # [B, S] int8
-    features: jax.Array  # [B, F, E]
-    cache: kv.KVCache
-    draft: Any
-    finish_reason: jax.Array  # [B] int32
-    acceptance: types.Acceptance
-
-    @property
-    def live(self) -> jax.Array:
-        """Rows that still decode, `[B]` bool."""
-        return self.finish_reason == RUNNING
-
-    @property
-    def context(self) -> types.Context:
-        """What a drafter sees of it."""
-        return types.Context(self.tokens, self.length, self.features)
 
 
 def _round_keys(rng_keys: jax.Array, length: jax.Array) -> jax.Array:
@@ -351,70 +351,22 @@ step_jit = jax.jit(decode_step, static_argnames=("drafter", "verifier"), donate_
 run_jit = jax.jit(run, static_argnames=("drafter", "verifier"), donate_argnames="state")
 
 
-def capacity_for(needed: int, max_positions: int) -> int:
-    """Slots for rows of `needed` tokens: the next power of two from 512 up, at most what the models can follow.
-
-    Raises:
-      ValueError: `needed` is more than `max_positions`.
-    """
-    if needed > max_positions:
-        raise ValueError(f"prompt + max_new_tokens is {needed} tokens; the model follows at most {max_positions}")
-    return min(max(MIN_CAPACITY, 1 << (needed - 1).bit_length()), max_positions)
-
-
-def check(
-    params: types.Params,
-    prompts: Any,
-    prompt_lengths: Any,
-    *,
-    drafter: types.BoundDrafter,
-    verifier: types.Verifier,
-    sampling: types.Sampling,
-    max_new_tokens: int,
-    capacity: int | None,
-) -> int:
-    """Refuse what cannot be decoded before anything is compiled, and choose the capacity.
-
-    Values that are traced (a call inside `jit`) are not looked at; shapes always are.
-
-    Returns:
-      S, slots per row.
-
-    Raises:
-      ValueError: an empty prompt, a prompt longer than its row, the model or the cache, a budget beyond
-        `max_new_tokens`, token ids outside the vocabulary, arrays that do not fit together, a verifier that cannot
-        judge the drafter's trees.
-    """
-    verify_lib.check(verifier, drafter)
-    if jnp.ndim(prompts) != 2 or jnp.shape(prompt_lengths) != jnp.shape(prompts)[:1]:
-        raise ValueError(
-            f"prompts must be [B, W] and prompt_lengths [B]; got {jnp.shape(prompts)} and {jnp.shape(prompt_lengths)}"
-        )
-    batch, width = jnp.shape(prompts)
-    if sampling.temperature.shape != (batch,):
-        raise ValueError(f"sampling is for {sampling.temperature.shape[0]} rows; there are {batch} prompts")
-    longest = width
-    if not any(isinstance(x, jax.core.Tracer) for x in (prompts, prompt_lengths, sampling.max_new_tokens)):
-        lengths, ids = np.asarray(prompt_lengths), np.asarray(prompts)
-        if batch == 0 or lengths.min() < 1:
-            raise ValueError(f"prompt {int(lengths.argmin()) if batch else 0} is empty; it needs at least one token")
-        if lengths.max() > width:
-            raise ValueError(f"prompt_lengths holds {lengths.max()}; rows are {width} wide")
-        real = ids[np.arange(width) < lengths[:, None]]
-        vocab_size = params.target.config.vocab_size
-        if real.min() < 0 or real.max() >= vocab_size:
-            bad = real[(real < 0) | (real >= vocab_size)][0]
-            raise ValueError(f"token id {bad} in a prompt is outside the vocabulary of {vocab_size}")
-        budget = np.asarray(sampling.max_new_tokens).max()
-        if budget > max_new_tokens:
-            raise ValueError(f"a row's max_new_tokens {budget} is more than the call's {max_new_tokens}")
-        longest = int(lengths.max())
-    needed = longest + max_new_tokens
-    limits = [params.target.config.max_positions, getattr(drafter, "max_positions", None)]
-    chosen = capacity_for(needed, min(limit for limit in limits if limit is not None))
-    if capacity is not None and capacity < needed:
-        raise ValueError(f"prompt + max_new_tokens is {needed} tokens; the cache has {capacity} slots")
-    return chosen if capacity is None else capacity
+def _checked_prefill(
+    params, rng_keys, prompts, prompt_lengths, drafter, verifier, sampling, max_new_tokens, capacity, chunk
+) -> Callable[[], DecodeState]:
+    """The prefill of what was asked for, if `check` has nothing against it; it waits to be called."""
+    capacity = check(
+        params,
+        prompts,
+        prompt_lengths,
+        drafter=drafter,
+        verifier=verifier,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        capacity=capacity,
+    )
+    settings = dict(drafter=drafter, sampling=sampling, capacity=capacity, chunk=chunk)
+    return functools.partial(prefill_jit, params, rng_keys, prompts, prompt_lengths, **settings)
 
 
 def decode(
@@ -447,26 +399,10 @@ def decode(
     Raises:
       ValueError: see `check`.
     """
-    capacity = check(
-        params,
-        prompts,
-        prompt_lengths,
-        drafter=drafter,
-        verifier=verifier,
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
-        capacity=capacity,
+    read_prompts = _checked_prefill(
+        params, rng_keys, prompts, prompt_lengths, drafter, verifier, sampling, max_new_tokens, capacity, prefill_chunk
     )
-    state = prefill_jit(
-        params,
-        rng_keys,
-        prompts,
-        prompt_lengths,
-        drafter=drafter,
-        sampling=sampling,
-        capacity=capacity,
-        chunk=prefill_chunk,
-    )
+    state = read_prompts()
     return output(run_jit(params, rng_keys, state, drafter=drafter, verifier=verifier, sampling=sampling))
 
 
@@ -506,28 +442,12 @@ def stream(
     Raises:
       ValueError: see `check`; raised by the call, not by the first item.
     """
-    capacity = check(
-        params,
-        prompts,
-        prompt_lengths,
-        drafter=drafter,
-        verifier=verifier,
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
-        capacity=capacity,
+    read_prompts = _checked_prefill(
+        params, rng_keys, prompts, prompt_lengths, drafter, verifier, sampling, max_new_tokens, capacity, prefill_chunk
     )
 
     def blocks():
-        state = prefill_jit(
-            params,
-            rng_keys,
-            prompts,
-            prompt_lengths,
-            drafter=drafter,
-            sampling=sampling,
-            capacity=capacity,
-            chunk=prefill_chunk,
-        )
+        state = read_prompts()
         done = np.asarray(state.prompt_length)
         while True:
             length, tokens, origin = map(np.asarray, (state.length, state.tokens, state.origin))

@@ -102,14 +102,18 @@ def chain(gamma: int) -> Topology:
     return Topology(tuple(range(-1, gamma)), (0,) * (gamma + 1))
 
 
+def _check_sizes(what: str, sizes: Sequence[int]) -> None:
+    if any(size < 1 for size in sizes):
+        raise ValueError(f"tree {what} {list(sizes)}: each must be at least 1")
+
+
 def cartesian(widths: Sequence[int]) -> Topology:
     """The best `widths[d]` candidates behind every node of depth d: sum over d of their product nodes, and the root.
 
     Raises:
       ValueError: a width is below 1.
     """
-    if any(width < 1 for width in widths):
-        raise ValueError(f"tree widths {list(widths)}: each must be at least 1")
+    _check_sizes("widths", widths)
     return from_choices(
         path for depth in range(1, len(widths) + 1) for path in itertools.product(*map(range, widths[:depth]))
     )
@@ -121,8 +125,7 @@ def levels(sizes: Sequence[int]) -> Topology:
     Raises:
       ValueError: a size is below 1.
     """
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"tree levels {list(sizes)}: each must be at least 1")
+    _check_sizes("levels", sizes)
     above: list[Choice] = [()]
     choices: list[Choice] = []
     for size in sizes:

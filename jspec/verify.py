@@ -21,21 +21,11 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from jspec import registry, theory, types
 from jspec import sampling as sampling_lib
-from jspec import theory, types
 
 REGISTRY: dict[str, type] = {}
-
-
-def register(kind: str):
-    """Make a verifier known to configs as `kind`."""
-
-    def add(cls):
-        cls.kind = kind
-        REGISTRY[kind] = cls
-        return cls
-
-    return add
+register = registry.registering(REGISTRY)
 
 
 def residual(target: jax.Array, draft: jax.Array) -> jax.Array:

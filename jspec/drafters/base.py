@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import numbers
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jspec import registry, types
 from jspec import tree as tree_lib
-from jspec import types
 
 REGISTRY: dict[str, type] = {}
-
-
-def register(kind: str):
-    """Make a drafter known to configs as `kind`."""
-
-    def add(cls):
-        cls.kind = kind
-        REGISTRY[kind] = cls
-        return cls
-
-    return add
+register = registry.registering(REGISTRY)
 
 
 class Bound:
@@ -64,6 +55,37 @@ class Bound:
         )
         valid = jnp.arange(verdict.path.shape[1]) <= verdict.num_accepted[:, None]
         return self.extend(params, state, tree_lib.along_path(tree.tokens, verdict.path), path_outputs, valid)
+
+
+class StaticTree(Bound):
+    """A bound drafter whose trees all have the shape of its field `topology`."""
+
+    @property
+    def num_nodes(self) -> int:
+        return self.topology.num_nodes
+
+    @property
+    def max_depth(self) -> int:
+        return self.topology.max_depth
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadSource:
+    """Where a draft head comes from: exactly one of `reference` and `random`.
+
+    reference: load it (see `weights.references`).
+    sha256:    expected of the referenced file.
+    random:    random weights: settings of the head's own kind.
+    force:     load it though it was trained for another target.
+    """
+
+    reference: str | None = None
+    sha256: str | None = None
+    random: Any = None
+    force: bool = False
+
+    def __post_init__(self):
+        check_one_source(reference=self.reference, random=self.random)
 
 
 def check_one_source(**sources: Any) -> None:

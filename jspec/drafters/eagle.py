@@ -69,22 +69,10 @@ class RandomEagle:
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDraft:
-    """Where the head comes from: exactly one of `reference` and `random`.
+class EagleDraft(base.HeadSource):
+    """Where the head comes from."""
 
-    reference: load it (see `weights.references`).
-    sha256:    expected of the referenced file.
-    random:    random weights.
-    force:     load it though it was trained for another target.
-    """
-
-    reference: str | None = None
-    sha256: str | None = None
     random: RandomEagle | None = None
-    force: bool = False
-
-    def __post_init__(self):
-        base.check_one_source(reference=self.reference, random=self.random)
 
 
 @base.register("eagle")

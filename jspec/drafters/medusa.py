@@ -42,22 +42,10 @@ class RandomMedusa:
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaDraft:
-    """Where the heads come from: exactly one of `reference` and `random`.
+class MedusaDraft(base.HeadSource):
+    """Where the heads come from."""
 
-    reference: load them (see `weights.references`).
-    sha256:    expected of the referenced file.
-    random:    random weights.
-    force:     load them though they were trained for another target.
-    """
-
-    reference: str | None = None
-    sha256: str | None = None
     random: RandomMedusa | None = None
-    force: bool = False
-
-    def __post_init__(self):
-        base.check_one_source(reference=self.reference, random=self.random)
 
 
 @base.register("medusa")
@@ -145,21 +133,13 @@ def bind(
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundMedusa(base.Bound):
+class BoundMedusa(base.StaticTree):
     """See `types.BoundDrafter`. Its parameters: those of the heads in use and, of a reduced vocabulary, `draft_ids` and
     the rows of the shared output matrix."""
 
     topology: topology_lib.Topology
     config: heads_lib.MedusaConfig
     feature_layers: types.FeatureLayers = ("final",)
-
-    @property
-    def num_nodes(self) -> int:
-        return self.topology.num_nodes
-
-    @property
-    def max_depth(self) -> int:
-        return self.topology.max_depth
 
     def propose(self, params, rng_keys, state, context, sampling):
         """Fill the tree with each head's best candidates."""

@@ -199,20 +199,12 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
-class BoundStandard(base.Bound):
+class BoundStandard(base.StaticTree):
     """See `types.BoundDrafter`. Its parameters: `model`, and `draft_ids` of a reduced vocabulary."""
 
     topology: topology_lib.Topology
     vocab_size: int
     max_positions: int | None = None
-
-    @property
-    def num_nodes(self) -> int:
-        return self.topology.num_nodes
-
-    @property
-    def max_depth(self) -> int:
-        return self.topology.max_depth
 
     @property
     def _proposes(self) -> bool:

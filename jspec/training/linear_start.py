@@ -83,7 +83,7 @@ def fit_layer(
 
     Args:
       layer: where it looks (`qkv`) and what its units see (`gate_up`) stay as they are.
-      shape: of the layer.
+      shape: of the model whose last layer it is: a sliding window there hides what it hides when the draft runs.
       text: goes through the training text anew each time it is called.
     """
     layer = dict(layer)
@@ -99,17 +99,30 @@ def _looked(layer, shape, reading: Reading):
     batch = reading.batch
     tables = layers.rope_tables(shape, batch.positions)
     query, key, value = transformer.project(layer, reading.normed, shape, tables)
-    gathered = unroll.attend(batch.at_places(query), [key], [value], batch.at_places(batch.causal))
-    return gathered, reading.wanted - batch.at_places(reading.residual)
+    gathered = unroll.attend(
+        batch.at_places(query), [key], [value], _visible(batch, shape.window(shape.num_layers - 1))
+    )
+    missing = reading.wanted - batch.at_places(reading.residual)
+    return gathered, missing - layer.get("output_bias", 0.0)
+
+
+def _visible(batch: data.Batch, window: int | None) -> jax.Array:
+    """Which tokens each place sees, `[B, N, T]`."""
+    causal = batch.at_places(batch.causal)
+    if window is None:
+        return causal
+    distance = batch.at_places(batch.positions)[:, :, None] - batch.positions[:, None, :]
+    return causal & (distance < window)
 
 
 def _hidden(layer, shape, reading: Reading):
     """The units' values, `[B, N, ffn]`, and what they should become."""
     gathered, missing = _looked(layer, shape, reading)
     added = layers.linear(gathered, layer["output"])
-    state = reading.batch.at_places(reading.residual) + added
-    units = {**layer, "down": jnp.eye(shape.ffn_size, dtype=state.dtype)}
-    return transformer.feed_forward(units, state, shape), missing - added
+    state = reading.batch.at_places(reading.residual) + added + layer.get("output_bias", 0.0)
+    units = {name: leaf for name, leaf in layer.items() if name != "down_bias"}
+    units["down"] = jnp.eye(shape.ffn_size, dtype=state.dtype)
+    return transformer.feed_forward(units, state, shape), missing - added - layer.get("down_bias", 0.0)
 
 
 @jax.jit

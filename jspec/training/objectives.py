@@ -11,24 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec import types
+from jspec import registry, types
 from jspec.drafters import draft_vocabulary
 from jspec.models import transformer
 from jspec.training import data as data_lib
 from jspec.training import losses, views
 
 REGISTRY: dict[str, type] = {}
-
-
-def register(kind: str) -> Callable[[type], type]:
-    """Make a recipe known to configs as `kind`."""
-
-    def add(cls):
-        cls.kind = kind
-        REGISTRY[kind] = cls
-        return cls
-
-    return add
+register = registry.registering(REGISTRY)
 
 
 @flax.struct.dataclass

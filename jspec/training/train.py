@@ -6,10 +6,12 @@ seed and the step's number. So a run that is killed and goes on from its last ch
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import flax.struct
@@ -21,6 +23,11 @@ import optax
 from jspec import checkpoint, types
 from jspec.drafters import base
 from jspec.training import data, losses, objectives, views
+
+# Rows of training text that a start in closed form looks at, at most: it goes through them several times.
+WARM_ROWS = 2048
+# Steps that are under way on the device while the host waits for the loss of an earlier one.
+AHEAD = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +51,6 @@ class Settings:
     precision:      of the draft's forward and backward pass: `float32`, `bfloat16`, or `auto`, which is bfloat16 where
                     the device multiplies it fast. Parameters and optimiser are float32.
     seed:           of everything drawn.
-    warm_rows:      rows of training text that a start in closed form looks at, at most.
     evaluate_every: steps between evaluations; each saves a checkpoint.
     evaluate_rows:  held-out rows looked at each time.
     """
@@ -66,7 +72,6 @@ class Settings:
     accumulate: int = 1
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     seed: int = 0
-    warm_rows: int = 2048
     evaluate_every: int = 200
     evaluate_rows: int = 64
 
@@ -79,7 +84,6 @@ class Settings:
             ("target_starts", 0),
             ("accumulate", 1),
             ("seed", 0),
-            ("warm_rows", 1),
             ("evaluate_every", 1),
             ("evaluate_rows", 1),
         ):
@@ -144,7 +148,7 @@ class Progress(NamedTuple):
 
     step:       its number, from 1.
     loss:       of its batch.
-    seconds:    the batch took, the target's view included, evaluation not.
+    seconds:    since the loss of the step before was there, the target's view included, evaluation not.
     evaluation: where one was made.
     """
 
@@ -218,6 +222,16 @@ def _evaluate_step(target, vocabulary, trained, batch, view, *, objective, setti
     return objective.loss(types.Params(target, draft), batch, view, None)
 
 
+def fetched_late(values: Iterable[Any], ahead: int = AHEAD) -> Iterator[Any]:
+    """What a device computes, on the host: each item when `ahead` more have been sent off, so that it never idles."""
+    waiting = collections.deque()
+    for value in values:
+        waiting.append(value)
+        if len(waiting) > ahead:
+            yield jax.device_get(waiting.popleft())
+    yield from map(jax.device_get, waiting)
+
+
 class Trainer:
     """A run: target, objective, data and settings put together. `fit` goes through it."""
 
@@ -287,7 +301,7 @@ class Trainer:
 
     def _warm_batches(self) -> Iterator[tuple[data.Batch, views.View]]:
         for number, rows in enumerate(self.train.in_turn(self.settings.rows)):
-            if number * self.settings.rows >= self.settings.warm_rows:
+            if number * self.settings.rows >= WARM_ROWS:
                 return
             batch = self.train.take(rows)
             yield batch, self.view(batch)
@@ -302,11 +316,17 @@ class Trainer:
             return self._cache.view(batch)
         return views.view_jit(self.target.model, batch, self.objective.feature_layers)
 
-    def step(self, state: State) -> tuple[State, jax.Array]:
-        """The next batch. `state` is donated."""
-        settings, step = self.settings, int(state.step)
-        rows = self.train.at_step(step, settings.rows, settings.seed)
-        batch = self.objective.text(self.target, self.draft(state), self.train, rows, settings.seed, step)
+    def step(self, state: State, number: int | None = None) -> tuple[State, jax.Array]:
+        """The next batch; nothing waits for the device.
+
+        Args:
+          state: is donated.
+          number: batches seen, from 0, if it is known: None asks the state, and so waits for it.
+        """
+        settings = self.settings
+        number = int(state.step) if number is None else number
+        rows = self.train.at_step(number, settings.rows, settings.seed)
+        batch = self.objective.text(self.target, self.draft(state), self.train, rows, settings.seed, number)
         return train_step(
             self.target.model,
             self.vocabulary,
@@ -325,44 +345,59 @@ class Trainer:
 
     def evaluate(self, state: State) -> Evaluation:
         """Loss and acceptance by depth on held-out answers."""
-        total, depths, count = 0.0, losses.Depths.zeros(self.objective.depths), 0
-        size = self.settings.rows
-        for rows in self.held_out.in_turn(size):
-            if count * size >= self.settings.evaluate_rows:
-                break
-            batch = self.held_out.take(rows)
-            loss, found = _evaluate_step(
-                self.target.model,
-                self.vocabulary,
-                state.trained,
-                batch,
-                self.view(batch),
-                objective=self.objective,
-                settings=self.settings,
-            )
-            total, depths, count = total + float(loss), depths + found, count + 1
-        return Evaluation(total / count, jax.device_get(depths))
+        settings, depths = self.settings, losses.Depths.zeros(self.objective.depths)
+
+        def each_loss():
+            nonlocal depths
+            count = -(-settings.evaluate_rows // settings.rows)
+            for rows in itertools.islice(self.held_out.in_turn(settings.rows), count):
+                batch = self.held_out.take(rows)
+                loss, found = _evaluate_step(
+                    self.target.model,
+                    self.vocabulary,
+                    state.trained,
+                    batch,
+                    self.view(batch),
+                    objective=self.objective,
+                    settings=settings,
+                )
+                depths = depths + found
+                yield loss
+
+        found = [float(loss) for loss in fetched_late(each_loss())]
+        return Evaluation(sum(found) / len(found), jax.device_get(depths))
 
     def fit(self, checkpoints: checkpoint.Checkpoints) -> Iterator[Progress]:
         """Train from the last checkpoint to the end, saving as it goes.
+
+        A step is sent off before the loss of the one before it is asked for. All losses up to a checkpoint, and its
+        evaluation, are given out before it is saved: what is kept of them is never behind the checkpoint.
 
         Yields:
           One `Progress` a step.
 
         Raises:
-          FloatingPointError: the loss is not finite.
+          FloatingPointError: the loss is not finite. No checkpoint of such a state is saved.
         """
         settings = self.settings
         state = self.start() if checkpoints.latest is None else checkpoints.restore(self.cold())
-        for step in range(int(state.step) + 1, settings.steps + 1):
-            began = time.perf_counter()
-            state, loss = self.step(state)
-            loss = float(loss)
-            seconds = time.perf_counter() - began
-            if not np.isfinite(loss):
-                raise FloatingPointError(f"the loss of step {step} is {loss}: lower learning_rate or clip")
-            evaluation = None
-            if step % settings.evaluate_every == 0 or step == settings.steps:
-                evaluation = self.evaluate(state)
-                checkpoints.save(step, state, evaluation.tau)
-            yield Progress(step, loss, seconds, evaluation)
+        done = int(state.step)
+
+        def each_loss(last):
+            nonlocal state
+            for number in range(done, last):
+                state, loss = self.step(state, number)
+                yield number + 1, loss
+
+        while done < settings.steps:
+            last = min(done - done % settings.evaluate_every + settings.evaluate_every, settings.steps)
+            clock = time.perf_counter()
+            for step, loss in fetched_late(each_loss(last)):
+                seconds = time.perf_counter() - clock
+                clock += seconds
+                if not np.isfinite(loss):
+                    raise FloatingPointError(f"the loss of step {step} is {loss}: lower learning_rate or clip")
+                evaluation = self.evaluate(state) if step == last else None
+                yield Progress(step, float(loss), seconds, evaluation)
+            checkpoints.save(last, state, evaluation.tau)
+            done = last

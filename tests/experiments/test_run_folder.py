@@ -10,6 +10,7 @@ import pytest
 
 from experiments import run_folder
 from jspec import config as config_lib
+from tests import folder_locks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,8 @@ def test_a_run_folder_says_what_was_run_and_where(tmp_path):
     folder = open_folder(path)
     run_cells(folder)
     folder.write_table("| tau |\n")
-    assert sorted(p.name for p in path.iterdir()) == ["config.yaml", "environment.json", "results.jsonl", "table.md"]
+    names = ["config.yaml", "environment.json", "results.jsonl", "table.md"]
+    assert sorted(p.name for p in path.iterdir()) == [".lock", *names]
     assert config_lib.load(Config, path / "config.yaml", (), {}) == Config()
     environment = json.loads((path / "environment.json").read_text())
     assert environment["config_hash"] == run_folder.config_hash(Config(), {})
@@ -53,6 +55,8 @@ def test_a_run_folder_says_what_was_run_and_where(tmp_path):
     assert (path / "table.md").read_text() == "| tau |\n"
     assert results(path) == folder.records == [{**cell, "tau": 2.0} for cell in CELLS]
     assert folder.document() == {"run": str(path), "records": folder.records}
+    del folder
+    assert sorted(p.name for p in path.iterdir()) == names
 
 
 def test_resuming_runs_only_what_is_missing(tmp_path):
@@ -243,3 +247,11 @@ def test_looking_at_a_past_run_touches_nothing(tmp_path):
     results_file.write_text('{"task": "chat"}\n')
     with pytest.raises(ValueError, match="results.jsonl, line 1: not a record"):
         run_folder.read(folder.path, keys)
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path):
+    open_folder(tmp_path / "run")
+    with folder_locks.held_elsewhere(tmp_path / "run"):
+        with pytest.raises(ValueError, match="run is being written by process 7 on elsewhere: wait until that ends"):
+            open_folder(tmp_path / "run")
+    open_folder(tmp_path / "run")

@@ -13,6 +13,8 @@ import time
 import pytest
 
 from experiments import benchmark, cli, synthesize, train
+from jspec import config as config_lib
+from jspec.weights import references
 
 ROOT = pathlib.Path(__file__).parents[2]
 SYNTHESIZE, TRAIN = ROOT / "configs" / "synthesize_debug.yaml", ROOT / "configs" / "train" / "debug.yaml"
@@ -122,3 +124,23 @@ def test_users_mistakes_are_one_line(script, overrides, message, capsys):
     assert script(*overrides) == cli.USER_ERROR
     out, err = capsys.readouterr()
     assert out == "" and message in err and "Traceback" not in err
+
+
+def test_configs_of_the_past_are_read_without_what_is_gone():
+    """Those that the shipped drafts' cards have kept, settings that no longer exist among them."""
+    cards = [references.pretrained_folder() / name / "card.json" for name in references.pretrained()]
+    configs = [json.loads(path.read_text())["config"] for path in cards]
+    assert any("warm_rows" in config["training"] for config in configs)
+    for config in configs:
+        again = config_lib.as_mapping(train.of_the_past(config, "card"), train.registries())
+        assert again["training"] == {key: value for key, value in config["training"].items() if key != "warm_rows"}
+        assert again["recipe"] == config["recipe"] and again["data"] == config["data"]
+    with pytest.raises(config_lib.ConfigError, match="card: training.warm_cols: unknown key"):
+        train.of_the_past({**config, "training": {"warm_cols": 1}}, "card")
+    with pytest.raises(config_lib.ConfigError, match="run: training: expected a mapping"):
+        train.of_the_past({**config, "training": 3}, "run")
+
+
+def test_a_new_config_may_not_name_what_is_gone(capsys):
+    assert learn("training.warm_rows=8") == cli.USER_ERROR
+    assert "training.warm_rows: unknown key" in capsys.readouterr().err

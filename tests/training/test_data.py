@@ -9,9 +9,9 @@ import os
 import numpy as np
 import pytest
 
-from jspec import types
+from jspec import folder_lock, types
 from jspec.training import data
-from tests import tiny
+from tests import folder_locks, tiny
 from tests import training_samples as make
 
 SAMPLES = make.cycles(10, 16)
@@ -235,5 +235,17 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, origin, monkeypatch):
     with pytest.raises(OSError, match="cannot write .*shard-00000.npz: No space left"):
         writer.add(SAMPLES[3:5])
     monkeypatch.undo()
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["data.json", "journal.jsonl"]
+    names = sorted(path.name for path in (tmp_path / "data").iterdir() if path.name != folder_lock.NAME)
+    assert names == ["data.json", "journal.jsonl"]
     _same(data.read(tmp_path / "data", tiny.random_target()), SAMPLES[:5])
+
+
+def test_a_folder_that_another_process_writes_is_refused(tmp_path, origin):
+    writer = data.open_writer(tmp_path / "data", origin)
+    writer.add(SAMPLES)
+    writer.close()
+    with folder_locks.held_elsewhere(tmp_path / "data"):
+        with pytest.raises(ValueError, match="data is being written by process 7 on elsewhere"):
+            data.open_writer(tmp_path / "data", origin)
+        _same(data.read(tmp_path / "data", tiny.random_target()), SAMPLES)  # reading is for all
+    assert data.open_writer(tmp_path / "data", origin).finished == set(range(10))

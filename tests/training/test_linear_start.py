@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jspec.models import config as model_config
-from jspec.models import layers
+from jspec.models import layers, transformer
 from jspec.training import Distill, Eagle, linear_start, train
 from tests import checkpoints, tiny
 from tests import training_samples as make
@@ -56,6 +56,52 @@ def test_a_layer_that_can_say_what_is_wanted_is_found():
     missing = np.concatenate([np.asarray(rest - gathered @ found["output"].T) for gathered, rest in kept])
     assert np.abs(missing[:, :37]).max() < 0.05 * np.abs(np.asarray(kept[0][1])).max()
     assert float(jnp.abs(found["down"]).max()) < 0.2  # nothing is left for the units to add
+
+
+def test_a_window_hides_what_the_draft_will_not_see():
+    """What attention gathers, by a loop over the tokens that a window of three positions leaves."""
+    shape = dataclasses.replace(checkpoints.with_options(num_layers=2), windows=(None, 3))
+    layer = model_config.init_params(jax.random.key(0), shape)["layers"][1]
+    batch = make.batch([make.sample(0, [1, 2], [3, 4, 5, 6]), make.sample(1, [7], [8, 9, 10, 11])], length=12)
+    normed = jax.random.normal(jax.random.key(1), (1, 12, shape.width))
+    reading = linear_start.Reading(batch, normed, normed, batch.at_places(normed), batch.labelled(1))
+    found, _ = linear_start._looked(layer, shape, reading)
+
+    tables = layers.rope_tables(shape, batch.positions)
+    query, key, value = map(np.asarray, transformer.project(layer, normed, shape, tables))
+    segments, positions = np.asarray(batch.segments[0]), np.asarray(batch.positions[0])
+    group = shape.num_heads // shape.num_kv_heads
+    count = int((batch.places < 12).sum())
+    assert count == 8
+    for place, t in enumerate(np.asarray(batch.places[0, :count])):
+        seen = [s for s in range(12) if segments[s] == segments[t] and 0 <= positions[t] - positions[s] < 3]
+        assert len(seen) == min(3, positions[t] + 1)
+        for head in range(shape.num_heads):
+            scores = np.array([query[0, t, head] @ key[0, head // group, s] for s in seen]) / np.sqrt(shape.head_size)
+            weights = np.exp(scores) / np.exp(scores).sum()
+            expected = sum(w * value[0, head // group, s] for w, s in zip(weights, seen))
+            here = np.asarray(found[0, place]).reshape(shape.num_heads, -1)[head]
+            np.testing.assert_allclose(here, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_biases_are_no_part_of_what_the_matrices_add():
+    shape = checkpoints.with_options(num_layers=1, output_bias=True, ffn_bias=True)
+    layer = model_config.init_params(jax.random.key(0), shape)["layers"][0]
+    layer |= {"output_bias": layer["output_bias"] + 3.0, "down_bias": layer["down_bias"] + 5.0}
+    batch = make.batch([make.sample(0, [1, 2], range(3, 40))], length=40)
+    residual = jax.random.normal(jax.random.key(1), (1, 40, shape.width))
+    normed = layers.rms_norm(residual, layer["attention_norm"], shape.norm_eps)
+    here = batch.at_places(residual)
+    outputs, _ = transformer.attend(
+        layer, normed, shape, None, None, 0, layers.rope_tables(shape, batch.positions), batch.positions, batch.causal
+    )
+    outputs = batch.at_places(outputs)
+    wanted = here + outputs
+    wanted += transformer.feed_forward(layer, wanted, shape)
+    reading = linear_start.Reading(batch, residual, normed, wanted, batch.labelled(1))
+    units, rest = linear_start._hidden(layer, shape, reading)
+    # What is left to the units is what the layer's own matrix makes of them.
+    np.testing.assert_allclose(units @ layer["down"].T, rest, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

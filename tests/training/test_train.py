@@ -64,6 +64,42 @@ def test_a_stopped_run_ends_where_it_would_have_ended(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
+def test_the_next_step_is_sent_off_before_a_loss_is_waited_for(monkeypatch):
+    events = []
+    monkeypatch.setattr(jax, "device_get", lambda value: events.append(f"fetch {value}") or value)
+
+    def send():
+        for number in range(3):
+            events.append(f"send {number}")
+            yield number
+
+    assert list(train.fetched_late(send())) == [0, 1, 2]
+    assert events == ["send 0", "send 1", "fetch 0", "send 2", "fetch 1", "fetch 2"]
+
+
+def test_losses_and_evaluation_are_out_before_their_checkpoint_is_saved(tmp_path, monkeypatch):
+    """A run that is killed at any moment has written at least what its last checkpoint has learned from."""
+    events, step, save = [], train.Trainer.step, checkpoint.Checkpoints.save
+
+    def sent(self, state, number):
+        events.append(f"step {number + 1}")
+        return step(self, state, number)
+
+    def saved(self, number, *state_and_score):
+        events.append(f"save {number}")
+        save(self, number, *state_and_score)
+
+    monkeypatch.setattr(train.Trainer, "step", sent)
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", saved)
+    with checkpoint.Checkpoints(tmp_path / "run", trainer().about()) as kept:
+        for progress in trainer().fit(kept):
+            events.append(f"{'evaluation' if progress.evaluation else 'loss'} {progress.step}")
+    stretches = [
+        [f"step {i}", f"step {i + 1}", f"loss {i}", f"evaluation {i + 1}", f"save {i + 1}"] for i in (1, 3, 5, 7)
+    ]
+    assert events == sum(stretches, [])
+
+
 def test_the_best_and_the_last_are_kept(tmp_path):
     state = trainer().start()
     with checkpoint.Checkpoints(tmp_path / "kept", trainer().about()) as kept:
@@ -135,10 +171,11 @@ def test_cached_views_are_those_that_were_computed(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(train.Trainer, "step", lambda self, state: (state, np.float32("nan")))
+    monkeypatch.setattr(train.Trainer, "step", lambda self, state, number: (state, np.float32("nan")))
     with checkpoint.Checkpoints(tmp_path / "run", trainer().about()) as kept:
         with pytest.raises(FloatingPointError, match="the loss of step 1 is nan: lower learning_rate"):
             list(trainer().fit(kept))
+        assert kept.latest is None
 
 
 def test_data_that_does_not_fit():
