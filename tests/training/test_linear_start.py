@@ -92,7 +92,7 @@ def test_biases_are_no_part_of_what_the_matrices_add():
     residual = jax.random.normal(jax.random.key(1), (1, 40, shape.width))
     normed = layers.rms_norm(residual, layer["attention_norm"], shape.norm_eps)
     here = batch.at_places(residual)
-    outputs, _ = transformer.attend(
+    outputs, *_ = transformer.attend(
         layer, normed, shape, None, None, 0, layers.rope_tables(shape, batch.positions), batch.positions, batch.causal
     )
     outputs = batch.at_places(outputs)
