@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +69,7 @@ def run(
 
     Args:
       main: takes the config and returns the document to print; `RunFolder.document()` for those with a run folder.
-      config_class: a frozen dataclass. If it has a field `run: run_folder.RunSettings`, its folder is filled in.
+      config_class: a frozen dataclass. If it has a field `run: run_folder.RunSettings`, it is filled in.
       description: for `--help`; a module's docstring.
       argv: arguments; None means the process's.
       registries: as for `jspec.config.load`.
@@ -85,6 +86,7 @@ def run(
             return plan(config_class, args.config, args.overrides)
         config = load(config_class, args.config, args.overrides, registries)
         config = _with_folder(config, args.config, registries)
+        config = _with_command(config, main, args)
         _keep_compiled_programs()
         if isinstance(getattr(config, "target", None), settings.TargetSettings):
             settings.compile_as_wanted(config.target)
@@ -234,6 +236,20 @@ def _with_folder(config: Any, path: str, registries: config_lib.Registries | Non
     name = pathlib.Path(path).stem if paper is None else f"{paper.name}-{pathlib.Path(path).stem}"
     folder = run_folder.default_folder(name, config, registries)
     return dataclasses.replace(config, run=dataclasses.replace(settings, folder=str(folder)))
+
+
+def _with_command(config: Any, main: Callable, args: argparse.Namespace) -> Any:
+    settings = getattr(config, "run", None)
+    if not isinstance(settings, run_folder.RunSettings):
+        return config
+    module = main.__module__
+    if module == "__main__":  # `python -m experiments.benchmark`
+        spec = sys.modules[module].__spec__
+        module = module if spec is None else spec.name
+    # Where results go changes none of them.
+    overrides = [override for override in args.overrides if not override.startswith("run.")]
+    command = shlex.join(["python", "-m", module, args.config, *overrides])
+    return dataclasses.replace(config, run=dataclasses.replace(settings, command=command))
 
 
 def _is_users(error: Exception) -> bool:

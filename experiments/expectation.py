@@ -5,7 +5,9 @@ middle of a typical answer. The run itself has both times too: an autoregressive
 
     measured / expected = (autoregressive step, run / alone) / (round, run / alone)
 
-and whatever the two speedups differ by shows in one of these two factors.
+and whatever the two speedups differ by shows in one of these two factors. What the run's round takes beyond its timed
+parts, and its step beyond the step alone, is what the loop adds: other lengths than the middle of an answer, longer or
+shorter walks of the verifier, and whatever else the machine did.
 """
 
 from __future__ import annotations
@@ -48,17 +50,27 @@ class Comparison:
         """▼ below the band, ▲ above it, nothing within."""
         return "" if not self.is_outside else "▼" if self.ratio < LOWEST else "▲"
 
+    @property
+    def added_to_step(self) -> float:
+        """Milliseconds that the loop adds to an autoregressive step; negative where it takes less than alone."""
+        return self.step - self.step_alone
+
+    @property
+    def added_to_round(self) -> float:
+        """Milliseconds that the loop adds to the parts of a round; negative where it takes less than them."""
+        return self.round - self.round_alone
+
     def explain(self) -> str:
-        """By the timed parts: which of the two factors did it, and whether noise alone would do."""
+        """By the timed parts: which of the two factors did it, what the loop adds, and whether noise alone would do."""
         cost, interval = self.cell.record.cost, self.cell.record.speedup_ci
         step, round_ = self.step / self.step_alone, self.round / self.round_alone
         by_round = abs(math.log(round_)) >= abs(math.log(step))
         factor = round_ if by_round else step
         cause = f"{'rounds' if by_round else 'autoregressive steps'} {'slower' if factor > 1 else 'faster'} than alone"
         sentence = (
-            f"{cause}: a round took {self.round:.1f} ms in the run and {self.round_alone:.1f} alone (verify "
-            f"{cost.verify_ms:.1f} + draft {cost.draft_ms:.1f}), x{round_:.2f}; an autoregressive step {self.step:.1f} "
-            f"and {self.step_alone:.1f}, x{step:.2f}"
+            f"{cause}: a round took {self.round:.1f} ms in the run, {cost.verify_ms:.1f} verify + {cost.draft_ms:.1f} "
+            f"draft alone, so the loop adds {self.added_to_round:+.1f} (x{round_:.2f}); an autoregressive step took "
+            f"{self.step:.1f}, {self.step_alone:.1f} alone, the loop adds {self.added_to_step:+.1f} (x{step:.2f})"
         )
         if interval is not None and interval[0] <= self.cell.record.expected_speedup <= interval[1]:
             sentence += "; the measured interval holds the expected speedup"

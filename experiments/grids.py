@@ -107,6 +107,7 @@ def expected(comparisons: Sequence[expectation.Comparison]) -> Grid:
                 f"{comparison.step:.1f} / {comparison.step_alone:.1f}",
                 f"{comparison.round:.1f} / {comparison.round_alone:.1f}",
                 f"{record.cost.verify_ms:.1f} + {record.cost.draft_ms:.1f}",
+                f"{comparison.added_to_step:+.1f}, {comparison.added_to_round:+.1f}",
             )
         )
         if comparison.is_outside:
@@ -118,11 +119,12 @@ def expected(comparisons: Sequence[expectation.Comparison]) -> Grid:
         f"Outside {band} (▼ below, ▲ above): {len(outside) or 'none'}.",
         *outside,
         "expected: tau * t_autoregressive / (t_verify + t_draft), each timed alone. Step and round: milliseconds in "
-        "the run / timed alone, so that measured / expected is the first ratio over the second.",
+        "the run / timed alone, so that measured / expected is the first ratio over the second. The loop adds: their "
+        "differences, to a step and to a round.",
         TAU,
     )
     headers = ("task", "T", "method", "tau", "measured", "expected", "measured / expected", "step ms", "round ms")
-    return Grid("Measured and expected", (*headers, "verify + draft ms"), tuple(rows), notes, words=3)
+    return Grid("Measured and expected", (*headers, "verify + draft ms", "loop adds ms"), tuple(rows), notes, words=3)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ run would read, hold and take, without weights. `python -m experiments.sweep` ru
 * **planned**: `--plan` works, or a part is missing that can be had; the models are for machines that have them.
 * **not runnable**: cannot be done, and why.
 
+Minutes are those of `scale=smollm2` on 2 cores, compiling included; *about* is an estimate, the others were measured.
+
 How far a table's numbers can be trusted: *verified* in the source itself, *secondary* from notes that transcribe it,
 *recalled* from memory.
 """
@@ -47,18 +50,20 @@ class Entry(NamedTuple):
     path:    below `configs/`.
     scales:  scale -> status and the reason if it is not run.
     models:  the targets it offers.
+    minutes: that its header states.
     """
 
     path: str
     scales: Mapping[str, tuple[str, str]]
     models: tuple[str, ...]
+    minutes: str
 
 
 def text() -> str:
     """The text of configs/README.md.
 
     Raises:
-      ValueError: a table has neither a config nor a reason, or both; a config names no table.
+      ValueError: a table has neither a config nor a reason, or both; a config names no table, or states no time.
     """
     entries = _entries()
     reasons = _reasons()
@@ -67,7 +72,7 @@ def text() -> str:
         paper = published.load(name)
         lines += [f"## {paper.citation['title']}", "", f"{paper.citation['authors']}, {paper.citation['venue']}, "]
         lines[-1] += f"arXiv:{paper.citation['arxiv']} (`experiments/published/{name}.yaml`)"
-        lines += ["", "| table | shows | numbers | config | smollm2 | paper | shape |", "| " + "--- | " * 7]
+        lines += ["", "| table | shows | numbers | config | smollm2 | minutes | paper | shape |", "| " + "--- | " * 8]
         lines[-1] = lines[-1].rstrip()
         for id, table in paper.tables.items():
             own, reason = entries.get((name, id), []), reasons.get(name, {}).get(id)
@@ -76,13 +81,28 @@ def text() -> str:
                 raise ValueError(f"{name}, {id}: {both} a reason in {_REASONS.name}")
             head = [id, table.title, table.level]
             if reason is not None:
-                lines.append(_row([*head, "-", f"{reason['status']}: {reason['why']}", "-", "-"]))
+                lines.append(_row([*head, "-", f"{reason['status']}: {reason['why']}", "-", "-", "-"]))
             for entry in own:
                 cells = [_cell(entry.scales.get(scale)) for scale in ("smollm2", "paper", "shape")]
+                cells.insert(1, entry.minutes)
                 link = f"[{entry.path}]({entry.path})" + (f": {', '.join(entry.models)}" if entry.models else "")
                 lines.append(_row([*head, link, *cells]))
         lines.append("")
     return "\n".join(lines)
+
+
+def stated_minutes(path: pathlib.Path) -> str:
+    """What the line `# Time: ... minutes on 2 cores` of a config's header says, without its words: `about 3`.
+
+    Raises:
+      ValueError: there is no such line, or there are several.
+    """
+    found = re.findall(
+        r"^# Time: ((?:about )?\d+) minutes on 2 cores\b", path.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    if len(found) != 1:
+        raise ValueError(f"{path}: {len(found)} lines of its header say `# Time: N minutes on 2 cores`; one is needed")
+    return found[0]
 
 
 def _row(cells: list[str]) -> str:
@@ -116,7 +136,7 @@ def _entries() -> dict[tuple[str, str], list[Entry]]:
                 scales[scale] = ("planned", "") if scale == "paper" else ("run", "")
         if "paper" not in scales:
             scales["paper"] = ("not runnable", _content()["without_paper_scale"][name])
-        entry = Entry(name, scales, offered.get("model", ()))
+        entry = Entry(name, scales, offered.get("model", ()), stated_minutes(path))
         for table in tables:
             found.setdefault((path.parent.name, table), []).append(entry)
     return found

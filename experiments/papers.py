@@ -10,7 +10,8 @@
 
 A cell's row is the one where the columns of `row` have those values and where `target`, `task`, `temperature` and
 `batch`, if the table has such columns, say the same as the cell. A cell whose task is not listed, or whose temperature
-the table does not have, has no published number.
+the table does not have, has no published number. The task `overall` stands for all tasks together: what a table prints
+as their mean (`published.Table.overall` says how it is made).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from experiments import published, records
 from jspec import config
 
 QUANTITIES = ("speedup", "tau", "alpha")
+OVERALL = "overall"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Row:
 
     row:         column -> value.
     table:       another one than the config's.
+    task:        of ours that it is for; None means all.
     temperature: of the cells it is for, where the table has no such column; None means all.
     speedup, tau, alpha: their columns; None means those of that name, "" that there are none.
     over:        the row by whose value the speedup is divided, in a table of tokens per second.
@@ -40,6 +43,7 @@ class Row:
 
     row: dict[str, str | int | float | bool] = dataclasses.field(default_factory=dict)
     table: str | None = None
+    task: str | None = None
     temperature: float | None = None
     speedup: str | None = None
     tau: str | None = None
@@ -66,6 +70,8 @@ class PaperSettings:
 
     def __post_init__(self):
         table = published.load(self.name).table(self.table)
+        if OVERALL in self.tasks and table.overall is None:
+            raise ValueError(f"{self.name}, {self.table}: it does not say how figures over all tasks are made")
         for column, values in (("target", [self.target] if self.target else []), ("task", self.tasks.values())):
             known = {row[column] for row in table.rows} if column in table.columns else set(values)
             for value in set(values) - known:
@@ -90,7 +96,7 @@ def find(
     values: dict[str, float] = {}
     texts = []
     for row in paper.rows.get(method, ()):
-        if row.temperature not in (None, temperature):
+        if row.temperature not in (None, temperature) or row.task not in (None, task):
             continue
         table = published.load(paper.name).table(row.table or paper.table)
         found = [candidate for candidate in _candidates(table, row.row, cell) if _same(candidate, cell)]
@@ -106,7 +112,7 @@ def find(
         texts.append(text if table.id == paper.table else f"{table.id}: {text}")
     if not values:
         return None
-    return records.Published(paper.name, paper.table, "; ".join(texts), **values)
+    return records.Published(paper.name, paper.table, "; ".join(dict.fromkeys(texts)), **values)
 
 
 def _fill(text: Any, cell: Mapping[str, Any]) -> Any:
@@ -147,7 +153,10 @@ def _check(paper: PaperSettings, row: Row, where: str) -> None:
     """
     table = published.load(paper.name).table(row.table or paper.table)
     found = 0
-    for task in paper.tasks.values() or [""]:
+    if row.task is not None and row.task not in paper.tasks:
+        raise ValueError(f"{where}: no task {row.task!r}; {config.nearest(row.task, paper.tasks)}")
+    tasks = paper.tasks.values() if row.task is None else [paper.tasks[row.task]]
+    for task in tasks or [""]:
         cell = {"target": paper.target, "task": task, "temperature": None, "batch": 1}
         columns = [_fill(column, cell) for column in (row.speedup, row.tau, row.alpha) if column]
         for column in (*row.row, *(row.over or ()), *columns):

@@ -2,9 +2,10 @@
 
     python -m experiments.report RUN... [--out FOLDER]
 
-RUN is a run folder of `experiments.benchmark`, also one that is not finished. Into FOLDER (default: the first RUN) go
-`table.md`, the figures as SVG, and `report.html`, one page that needs no other file and no network. The last line is
-JSON: what was written, and how far the measured speedups agree with the expected ones.
+RUN is a run folder of `experiments.benchmark` or `experiments.sweep`, also one that is not finished. Into FOLDER
+(default: the first RUN) go `table.md`, the figures as SVG, and `report.html`, one page that needs no other file and no
+network; `papers.md` has one short table for each paper whose numbers stand beside ours, with the command and commit
+that made them. The last line is JSON: what was written, and how far the measured speedups agree with the expected ones.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from experiments import (
     expectation,
     figures,
     grids,
+    paper_tables,
     report_facts,
     report_page,
     reported,
@@ -64,10 +66,17 @@ def main(folders: Sequence[str], out: str | None = None) -> dict[str, Any]:
         run_folder.write_text_atomic(folder / f"{picture.name}.svg", picture.file())
     run_folder.write_text_atomic(folder / "table.md", markdown)
     run_folder.write_text_atomic(folder / "report.html", page)
+    short = paper_tables.text(runs, cells)
+    if short:
+        run_folder.write_text_atomic(folder / paper_tables.FILE, short)
     print("\n".join(grids.expected(comparisons).notes))
     return {
         "report": str(folder),
-        "files": ["report.html", "table.md", *(f"{picture.name}.svg" for picture in pictures)],
+        "files": [
+            *("report.html", "table.md"),
+            *([paper_tables.FILE] if short else []),
+            *(f"{picture.name}.svg" for picture in pictures),
+        ],
         "cells": len(cells),
         "median_measured_over_expected": expectation.median_ratio(comparisons),
         "outside": [
@@ -116,7 +125,7 @@ def sections(
 
 def _work(argv: Sequence[str] | None) -> dict[str, Any]:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run folder of experiments.benchmark")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run folder of experiments.benchmark or .sweep")
     parser.add_argument("--out", metavar="FOLDER", help="where to; default: the first RUN")
     arguments = parser.parse_args(argv)
     return main(arguments.runs, arguments.out)

@@ -19,17 +19,18 @@ def runs_grid(runs: Sequence[reported.Run]) -> grids.Grid:
         rows.append(
             (
                 str(run.path),
+                command(run),
                 run.environment["config_hash"],
                 run.commit or "unknown",
                 ", ".join(dict.fromkeys(record.target for record in run.records)),
                 ", ".join(dict.fromkeys(record.device for record in run.records)),
                 ", ".join(dict.fromkeys(record.dtype for record in run.records)),
-                _data(run),
+                data(run),
                 ", ".join(f"{name} {version}" for name, version in versions.items() if name != "commit"),
             )
         )
-    headers = ("run", "config hash", "commit", "target", "device", "dtype", "data", "versions")
-    note = "Again: python -m experiments.benchmark RUN/config.yaml. A + behind a commit: with changes since."
+    headers = ("run", "command", "config hash", "commit", "target", "device", "dtype", "data", "versions")
+    note = "A + behind a commit: with changes since."
     return grids.Grid("Runs", headers, tuple(rows), (note,), words=len(headers))
 
 
@@ -51,7 +52,7 @@ def differences(source: tuple[str, str], cells: Sequence[reported.Cell], runs: S
         "target": _listed(record.target for record in own),
         "draft": _listed(record.draft or "none" for record in own),
         "hardware": _listed(f"{record.device}, {record.dtype}, batch {record.batch}" for record in own),
-        "data": _listed(map(_data, own_runs)),
+        "data": _listed(map(data, own_runs)),
         "numbers": _listed(f"{run.path}, config {run.environment['config_hash']}" for run in own_runs),
     }
     rows = tuple((name, theirs.get(name, NOT_STATED), here) for name, here in ours.items())
@@ -100,13 +101,20 @@ def _paper(paper: published.Paper, table_id: str) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _data(run: reported.Run) -> str:
+def command(run: reported.Run) -> str:
+    """What makes its numbers again."""
+    kept = (run.config.get("run") or {}).get("command")
+    return kept or f"python -m experiments.{'sweep' if any(run.points) else 'benchmark'} {run.path / 'config.yaml'}"
+
+
+def data(run: reported.Run) -> str:
     """The prompts of a run, in words."""
-    prompts = run.config.get("prompts") or {}
+    config = run.config.get("base") or run.config
+    prompts = config.get("prompts") or {}
     source = pathlib.Path(prompts["file"]).name if prompts.get("file") else "the project's own prompts"
     counts = {record.num_prompts for record in run.records}
     many = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)}-{max(counts)}"
-    return f"{source}, {many} a task, {run.config.get('max_new_tokens', '?')} new tokens each"
+    return f"{source}, {many} a task, {config.get('max_new_tokens', '?')} new tokens each"
 
 
 def _listed(values: Iterable[str]) -> str:

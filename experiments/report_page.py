@@ -109,13 +109,13 @@ def examples(runs: Sequence[reported.Run], cells: Sequence[reported.Cell]) -> li
     """The kept answers, by prompt and temperature."""
     found: dict[tuple, list[tuple[str, traces.Trace]]] = {}
     for run in runs:
-        for trace in run.traces:
+        for trace, point in run.traces:
             place = (
                 trace.cell["task"],
                 trace.prompt_id,
                 *(trace.cell[key] for key in ("temperature", *reported.SETTINGS)),
             )
-            found.setdefault(place, []).append((reported.label_of(trace, run, cells), trace))
+            found.setdefault(place, []).append((reported.label_of(trace, point, run, cells), trace))
     groups = list(dict.fromkeys(place[2:] for place in found))
     return [
         Example(

@@ -5,16 +5,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import omegaconf
 import yaml
 
-from experiments import records, run_folder, runner, traces
+from experiments import papers, records, run_folder, runner, sweep_results, traces
+from jspec import config as config_lib
 
 # Cells that differ in one of these do not stand in one column.
 SETTINGS = ("target", "batch", "dtype", "seed")
+
+# Axes of a sweep that change what stands beside it: then its base tells no point's paper.
+_PAPER_AXES = {"model", "scale", "paper"}
 
 SWEEP = "sweep"  # key under which a record of a sweep tells its point: settings and their values
 
@@ -28,7 +32,8 @@ class Run:
     environment: what `environment.json` says.
     records:     of the finished cells.
     points:      of a sweep, where each record stands in it, in words; else empty strings.
-    traces:      kept answers.
+    traces:      kept answers, each with its point in words.
+    paper:       the published table that it reproduces; None without one.
     """
 
     path: pathlib.Path
@@ -36,7 +41,8 @@ class Run:
     environment: Mapping[str, Any]
     records: tuple[records.Record, ...]
     points: tuple[str, ...]
-    traces: tuple[traces.Trace, ...]
+    traces: tuple[tuple[traces.Trace, str], ...]
+    paper: papers.PaperSettings | None = None
 
     @property
     def commit(self) -> str | None:
@@ -51,11 +57,13 @@ class Cell:
     record:   the record.
     label:    its method's name; with the run behind it where several runs have that name.
     baseline: the record of autoregressive decoding beside it; None if that cell has not finished.
+    overall:  what the paper prints for its method over all tasks; None where it prints nothing.
     """
 
     record: records.Record
     label: str
     baseline: records.Record | None
+    overall: records.Published | None = None
 
     @property
     def is_baseline(self) -> bool:
@@ -85,14 +93,29 @@ def load(path: str | pathlib.Path) -> Run:
         config = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(past.path / "config.yaml"))
     except yaml.YAMLError as error:
         raise ValueError(f"{past.path / 'config.yaml'} is damaged: not YAML") from error
-    points = tuple(map(_point, past.records))
     results = tuple(
         records.Record.from_json({key: value for key, value in record.items() if key != SWEEP})
         for record in past.records
     )
-    # The traces of a sweep do not say at which point.
-    kept = () if any(points) else tuple(traces.read(past.path))
-    return Run(past.path, config, past.environment, results, points, kept)
+    own = config.get("base") or config  # a sweep's config holds its benchmark's
+    paper = None if _PAPER_AXES & set(config.get("axes") or ()) else own.get("paper")
+    if paper is not None:
+        paper = config_lib.parse(papers.PaperSettings, paper, source=f"{past.path / 'config.yaml'}: paper")
+    points = tuple(_words(record.get(SWEEP, {})) for record in past.records)
+    return Run(past.path, config, past.environment, results, points, tuple(_traces(past)), paper)
+
+
+def _traces(past: run_folder.PastRun) -> Iterator[tuple[traces.Trace, str]]:
+    """Kept answers and their points; each point of a sweep keeps its own in a folder of its own."""
+    points: list[Mapping[str, Any]] = []
+    for record in past.records:
+        point = record.get(SWEEP, {})
+        if point not in points:
+            points.append(point)
+    for point in points:
+        folder = sweep_results.point_folder(past.path, point) if point else past.path
+        for trace in traces.read(folder):
+            yield trace, _words(point)
 
 
 def cells(runs: Sequence[Run]) -> list[Cell]:
@@ -106,11 +129,22 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
         placed = list(zip(run.records, run.points))
         baselines = {(_place(record), at): record for record, at in placed if record.method == runner.BASELINE}
         for record, at in placed:
-            where = [run.path.name] if record.method in shared else []
-            where += [at] if at and record.method != runner.BASELINE else []
-            label = f"{record.method} ({', '.join(where)})" if where else record.method
-            found.append(Cell(record, label, baselines.get((_place(record), at))))
+            label = _label(record.method, run.path.name if record.method in shared else "", at)
+            over = papers.find(
+                run.paper,
+                record.method,
+                task=papers.OVERALL,
+                temperature=record.temperature,
+                batch=record.batch,
+            )
+            found.append(Cell(record, label, baselines.get((_place(record), at)), over))
     return found
+
+
+def _label(method: str, run: str, point: str) -> str:
+    """A method's name, and behind it the run and the sweep's point where they are not empty; the baseline has none."""
+    where = [part for part in (run, point) if part and method != runner.BASELINE]
+    return f"{method} ({', '.join(where)})" if where else method
 
 
 def group_name(group: tuple, groups: Sequence[tuple]) -> str:
@@ -120,15 +154,22 @@ def group_name(group: tuple, groups: Sequence[tuple]) -> str:
     return ", ".join(f"{names[i]} = {group[i]:g}" if i == 0 else f"{names[i]} {group[i]}" for i in shown)
 
 
-def label_of(trace: traces.Trace, run: Run, found: Sequence[Cell]) -> str:
-    """What the report calls the method of a trace."""
-    with_run = f"{trace.cell['method']} ({run.path.name})"
-    return with_run if any(cell.label == with_run for cell in found) else trace.cell["method"]
+def label_of(trace: traces.Trace, point: str, run: Run, found: Sequence[Cell]) -> str:
+    """What the report calls the method of a trace.
+
+    Args:
+      trace, point: of `Run.traces`.
+      run: whose they are.
+      found: all cells.
+    """
+    with_run = _label(trace.cell["method"], run.path.name, point)
+    known = any(cell.label == with_run for cell in found)
+    return with_run if known else _label(trace.cell["method"], "", point)
 
 
-def _point(record: Mapping[str, Any]) -> str:
-    """Where a record of a sweep stands: the last names of its settings, and their values."""
-    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in record.get(SWEEP, {}).items())
+def _words(point: Mapping[str, Any]) -> str:
+    """A point of a sweep: the last names of its settings, and their values."""
+    return ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in point.items())
 
 
 def _place(record: records.Record) -> tuple:

@@ -39,10 +39,12 @@ NOT_HASHED = ("run", "traces")
 class RunSettings:
     """The field `run` of every config.
 
-    folder: where results go; None means `runs/<config name>-<hash>`, which the same command finds again.
+    folder:  where results go; None means `runs/<config name>-<hash>`, which the same command finds again.
+    command: what started the run; the command line fills it in.
     """
 
     folder: str | None = None
+    command: str | None = None
 
     def __post_init__(self):
         if self.folder == "":

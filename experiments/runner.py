@@ -162,11 +162,13 @@ class Runner:
             **vars(self._filters),
         )
 
-    def decode(self, name: str, group: Group, temperature: float, max_new_tokens: int | None = None) -> Decoded:
-        """One group by one method."""
+    def prefill(
+        self, name: str, group: Group, temperature: float, max_new_tokens: int | None = None
+    ) -> tuple[decode.DecodeState, types.Sampling, float]:
+        """A group behind its prompts, ready to be decoded by one method with the sampling beside it, and seconds."""
         program = self._programs[name]
         sampling = self._sampling(temperature, max_new_tokens or self._max_new_tokens)
-        state, prefill_seconds = timing.timed(
+        state, seconds = timing.timed(
             decode.prefill_jit,
             program.params,
             group.keys,
@@ -176,6 +178,12 @@ class Runner:
             sampling=sampling,
             capacity=self._capacity,
         )
+        return state, sampling, seconds
+
+    def decode(self, name: str, group: Group, temperature: float, max_new_tokens: int | None = None) -> Decoded:
+        """One group by one method."""
+        program = self._programs[name]
+        state, sampling, prefill_seconds = self.prefill(name, group, temperature, max_new_tokens)
         state, decode_seconds = timing.timed(
             decode.run_jit,
             program.params,

@@ -18,7 +18,6 @@ import functools
 import itertools
 import json
 import pathlib
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,8 +126,7 @@ class _Point:
     @property
     def path(self) -> pathlib.Path:
         """A folder of the point's own, for what a benchmark keeps beside its records."""
-        name = ",".join(f"{key}={_text(value)}" for key, value in self._values.items())
-        path = self._folder.path / "points" / re.sub(r"[^\w.,=-]+", "_", name)
+        path = sweep_results.point_folder(self._folder.path, self._values)
         path.mkdir(parents=True, exist_ok=True)
         return path
 

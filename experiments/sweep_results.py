@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import pathlib
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +17,24 @@ import matplotlib.figure
 from experiments import run_folder, runner
 from jspec import files
 
+_LONGEST_NAME = 180  # of a folder, in characters; file systems end at 255 bytes
+
 _QUANTITIES = {"speedup": "speedup over autoregressive", "tau": "tokens per target call (tau)"}
+
+
+def point_folder(folder: pathlib.Path, point: Mapping[str, Any]) -> pathlib.Path:
+    """Where a sweep keeps what its point leaves beside the records, such as traces.
+
+    Args:
+      folder: of the sweep.
+      point: settings and their values.
+    """
+    text = lambda value: value if isinstance(value, str) else json.dumps(value)
+    name = ",".join(f"{key}={text(value)}" for key, value in point.items())
+    short = re.sub(r"[^\w.,=-]+", "_", name)
+    if len(short) > _LONGEST_NAME:
+        short = f"{short[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+    return folder / "points" / short
 
 
 def write(folder: pathlib.Path, axes: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:

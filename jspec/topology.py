@@ -187,7 +187,7 @@ def grow(accuracies: Sequence[Sequence[float]], num_nodes: int) -> Topology:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A static tree as a setting: exactly one of `name`, `choices`, `widths`, `levels` and `accuracies`.
+    """A static tree as a setting: exactly one of `name`, `choices`, `widths`, `levels`, `accuracies` and `acceptance`.
 
     name:       a published tree (see `published`).
     choices:    paths of ranks.
@@ -195,7 +195,10 @@ class Tree:
     levels:     nodes at each depth, spread evenly over those above.
     accuracies: how often candidate r of depth d is the right one, row d, column r: the tree of `num_nodes` nodes that
                 accepts most (see `grow`).
-    num_nodes:  of that tree, the root included.
+    acceptance: how often the candidate of each rank is the one accepted, at whatever depth: Sequoia's tree of
+                `num_nodes` nodes, by dynamic programming (`optimal_trees.Optimum`).
+    num_nodes:  of those trees, the root included.
+    max_depth:  of Sequoia's tree, in edges; None has no limit.
     """
 
     name: str | None = None
@@ -203,15 +206,20 @@ class Tree:
     widths: tuple[int, ...] | None = None
     levels: tuple[int, ...] | None = None
     accuracies: tuple[tuple[float, ...], ...] | None = None
+    acceptance: tuple[float, ...] | None = None
     num_nodes: int | None = None
+    max_depth: int | None = None
 
     def __post_init__(self):
-        given = {name: value for name, value in vars(self).items() if name != "num_nodes"}
+        given = {name: value for name, value in vars(self).items() if name not in ("num_nodes", "max_depth")}
         if sum(value is not None for value in given.values()) != 1:
-            values = ", ".join(f"{name} {value!r}" for name, value in given.items())
-            raise ValueError(f"tree needs exactly one of name, choices, widths, levels and accuracies; got {values}")
-        if (self.accuracies is None) != (self.num_nodes is None):
-            raise ValueError("tree: accuracies and num_nodes belong together")
+            names, values = list(given), ", ".join(f"{name} {value!r}" for name, value in given.items())
+            expected = f"{', '.join(names[:-1])} and {names[-1]}"
+            raise ValueError(f"tree needs exactly one of {expected}; got {values}")
+        if (self.accuracies is None and self.acceptance is None) != (self.num_nodes is None):
+            raise ValueError("tree: num_nodes belongs to accuracies or acceptance, and they to it")
+        if self.max_depth is not None and self.acceptance is None:
+            raise ValueError(f"tree: max_depth {self.max_depth} belongs to acceptance")
         if self.topology.num_nodes < 2:
             raise ValueError("tree proposes nothing")
 
@@ -222,6 +230,10 @@ class Tree:
             return published(self.name)
         if self.accuracies is not None:
             return grow(self.accuracies, self.num_nodes)
+        if self.acceptance is not None:
+            from jspec import optimal_trees  # which is about the shapes of this file
+
+            return optimal_trees.Optimum(self.acceptance, self.num_nodes, self.max_depth).topology()
         if self.choices is not None:
             return from_choices(self.choices)
         return cartesian(self.widths) if self.widths is not None else levels(self.levels)

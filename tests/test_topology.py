@@ -102,6 +102,16 @@ def test_a_tree_from_accuracies_as_a_setting():
     assert hash(tree) == hash(topology.Tree(accuracies=((0.5, 0.2), (0.5, 0.2)), num_nodes=4))
 
 
+def test_a_tree_from_acceptance_by_rank_as_a_setting():
+    """.6, .3, .36 (0 0), .18 (0 1 / 1 0), .216 (0 0 0): without a limit the chain of three comes before the others."""
+    deep = topology.Tree(acceptance=(0.6, 0.3), num_nodes=5)
+    assert deep.topology == topology.from_choices([(0,), (0, 0), (1,), (0, 0, 0)])
+    flat = topology.Tree(acceptance=(0.6, 0.3), num_nodes=5, max_depth=2)
+    # .18 twice: either child of the second depth is as good.
+    assert flat.topology.max_depth == 2 and flat.topology.level(1) == [1, 2]
+    assert hash(flat) == hash(topology.Tree(acceptance=(0.6, 0.3), num_nodes=5, max_depth=2))
+
+
 @pytest.mark.parametrize(
     "settings,words",
     [
@@ -112,9 +122,13 @@ def test_a_tree_from_accuracies_as_a_setting():
         ({"choices": ()}, "tree proposes nothing"),
         ({"widths": (2, 0)}, r"tree widths \[2, 0\]: each must be at least 1"),
         ({"name": "vicuna"}, "tree 'vicuna' is not published; known are eagle_25, mc_sim_7b_63"),
-        ({}, "tree needs exactly one of name, choices, widths, levels and accuracies"),
-        ({"accuracies": ((0.5, 0.2),)}, "accuracies and num_nodes belong together"),
-        ({"widths": (2,), "num_nodes": 3}, "accuracies and num_nodes belong together"),
+        ({}, "tree needs exactly one of name, choices, widths, levels, accuracies and acceptance; got name None"),
+        ({"accuracies": ((0.5, 0.2),)}, "num_nodes belongs to accuracies or acceptance, and they to it"),
+        ({"acceptance": (0.5, 0.2)}, "num_nodes belongs to accuracies or acceptance, and they to it"),
+        ({"widths": (2,), "num_nodes": 3}, "num_nodes belongs to accuracies or acceptance, and they to it"),
+        ({"widths": (2,), "max_depth": 3}, "max_depth 3 belongs to acceptance"),
+        ({"acceptance": (0.5, 0.7), "num_nodes": 3}, r"acceptance \[0.5, 0.7\] sums to 1.2"),
+        ({"acceptance": (0.5, 0.2), "num_nodes": 8, "max_depth": 2}, "num_nodes 8: no tree of depth 2 with 2 children"),
         ({"accuracies": ((0.5, 0.2),), "num_nodes": 4}, "num_nodes 4 is more than the 3"),
         ({"accuracies": ((0.5,),), "num_nodes": 1}, "tree proposes nothing"),
         ({"name": "eagle_25", "widths": (2,)}, "tree needs exactly one of"),

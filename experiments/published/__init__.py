@@ -5,7 +5,8 @@
 
 A file holds `citation`, facts (`hardware`, `setting`, notes) and `tables`: by id, a `title`, a `provenance` whose first
 word says how far to trust it (`LEVELS`), and `rows`, mappings with the same columns in every row of a table. Numbers
-are as the paper prints them; null where it prints none.
+are as the paper prints them; null where it prints none. A table that prints figures over all its tasks says in
+`overall` how it comes by them: one of `RULES` for each quantity, and how that is known (`source`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,25 @@ _FOLDER = pathlib.Path(__file__).parent
 # verified: read in the source itself. secondary: in notes that transcribe it. recalled: from memory, not checked.
 LEVELS = ("verified", "secondary", "recalled")
 
+# How a figure over all tasks follows from theirs.
+RULES = {
+    "tasks": "the mean of the tasks' figures",
+    "rates": "tokens per second averaged over tasks, over the same of the baseline",
+    "pooled": "of all tasks' tokens together",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Overall:
+    """How a table's figures over all tasks are made.
+
+    rules:  quantity (speedup, tau, alpha) -> one of `RULES`.
+    source: how that is known.
+    """
+
+    rules: Mapping[str, str]
+    source: str
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -33,6 +53,7 @@ class Table:
     provenance: one of `LEVELS`, a colon, and from where.
     columns:    of every row, in order.
     rows:       column -> value.
+    overall:    of its figures over all tasks; None where it has none.
     """
 
     id: str
@@ -40,6 +61,7 @@ class Table:
     provenance: str
     columns: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
+    overall: Overall | None = None
 
     @property
     def level(self) -> str:
@@ -111,12 +133,27 @@ def read(path: pathlib.Path) -> Paper:
 
 
 def _table(id: str, content: Any, where: str) -> Table:
-    if not isinstance(content, dict) or set(content) != {"title", "provenance", "rows"} or not content["rows"]:
-        raise ValueError(f"{where}: expected title, provenance and rows")
+    if not isinstance(content, dict) or set(content) - {"overall"} != {"title", "provenance", "rows"}:
+        raise ValueError(f"{where}: expected title, provenance and rows, and perhaps overall")
+    if not content["rows"]:
+        raise ValueError(f"{where}: rows is empty")
     if content["provenance"].partition(":")[0] not in LEVELS:
         raise ValueError(f"{where}: provenance {content['provenance']!r} begins with none of {', '.join(LEVELS)}")
     columns = tuple(content["rows"][0])
     for number, row in enumerate(content["rows"], start=1):
         if tuple(row) != columns:
             raise ValueError(f"{where}: row {number} has the columns {list(row)}; the first has {list(columns)}")
-    return Table(id, content["title"], content["provenance"], columns, tuple(content["rows"]))
+    overall = None if "overall" not in content else _overall(content["overall"], where)
+    return Table(id, content["title"], content["provenance"], columns, tuple(content["rows"]), overall)
+
+
+def _overall(content: Any, where: str) -> Overall:
+    rules = dict(content) if isinstance(content, dict) else {}
+    source = rules.pop("source", None)
+    if source is None or not rules or set(rules) - {"speedup", "tau", "alpha"}:
+        raise ValueError(f"{where}: overall: expected a source, and a rule for speedup, tau or alpha")
+    for quantity, rule in rules.items():
+        known = [name for name in RULES if name != "rates" or quantity == "speedup"]
+        if rule not in known:
+            raise ValueError(f"{where}: overall: {quantity} has the rule {rule!r}; {config.nearest(rule, known)}")
+    return Overall(rules, source)

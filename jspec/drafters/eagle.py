@@ -88,7 +88,8 @@ class Eagle:
     draft:          where the head comes from; None when it is handed to `build`.
     feature_layers: EAGLE-3: layers of the target whose inputs are fused; None means those the head names, or its
                     default.
-    vocabulary:     draft these tokens only; None leaves the head's vocabulary as it is.
+    vocabulary:     draft these tokens only, in place of a reduced vocabulary of the head if it borrows the target's
+                    output rows; None leaves the head's as it is.
     """
 
     gamma: int = 4
@@ -182,8 +183,8 @@ def _fit(head: heads_lib.EagleHead, target: types.Target, ids: np.ndarray | None
     if own is not None:
         draft_vocabulary.check(own, target, where="of the head")
     if ids is not None:
-        if own is not None:
-            raise ValueError("vocabulary: the head has a reduced vocabulary of its own")
+        if own is not None and "head" in head.params:
+            raise ValueError("vocabulary: the head has a reduced vocabulary of its own, and no output rows beyond it")
         if "head" in head.params:
             rows = head.params["head"][jnp.asarray(ids)]
         else:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec import drafters, topology, types
 from jspec.drafters import draft_vocabulary
+from jspec.models import heads, transformer
 from tests import hand_heads, running, tiny
 
 pytestmark = pytest.mark.usefixtures("small_programs")
@@ -81,11 +85,29 @@ def test_drafts_that_do_not_fit_a_vocabulary(vocabulary):
     with pytest.raises(ValueError, match="draft vocabulary: the draft has no id 63, only 16"):
         drafters.Standard(vocabulary=vocabulary).build(target, draft=tiny.bigram(tiny.successor()))
     reduced = hand_heads.eagle3(target, np.eye(64), (0, 1), np.arange(20))
-    with pytest.raises(ValueError, match="vocabulary: the head has a reduced vocabulary of its own"):
+    with pytest.raises(
+        ValueError, match="vocabulary: the head has a reduced vocabulary of its own, and no output rows"
+    ):
         drafters.Eagle(vocabulary=vocabulary).build(target, head=reduced)
     random = drafters.EagleDraft(random=drafters.RandomEagle(version=1, vocab_size=65))
     with pytest.raises(ValueError, match="vocab_size 65 is not between 1 and 64"):
         drafters.Eagle(draft=random).build(target)
+
+
+def test_a_head_that_borrows_output_rows_can_be_given_other_tokens(vocabulary):
+    """FR-Spec needs no training: the tokens that a head was trained to propose do not bind it."""
+    target = tiny.random_target()
+    config = drafters.eagle.like_target(target, 1)
+    borrowing = heads.init_eagle(jax.random.key(0), config, target.model.dtype)
+    reduced = heads.EagleHead(
+        {**borrowing.params, "draft_ids": jnp.arange(20)}, dataclasses.replace(config, vocab_size=20)
+    )
+    _, own = drafters.Eagle().build(target, head=reduced)
+    _, other = drafters.Eagle(vocabulary=vocabulary).build(target, head=reduced)
+    rows = np.asarray(transformer.output_matrix(target.model))
+    assert np.array_equal(own.params["head"], rows[:20]) and own.config.vocab_size == 20
+    assert np.array_equal(other.params["head"], rows[::3]) and other.config.vocab_size == 22
+    assert other.params["draft_ids"].tolist() == list(range(0, 64, 3))
 
 
 def built(kind: str, target: types.Target, vocabulary: drafters.Vocabulary):

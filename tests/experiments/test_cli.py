@@ -59,7 +59,23 @@ def test_the_last_line_is_the_document(script):
     assert code == 0 and err == ""
     folder = f"runs/debug-{run_folder.config_hash(Config(7), {})}"
     assert json.loads(out.splitlines()[-1]) == {"run": folder, "records": [{"tau": 2.5}]}
-    assert seen == [Config(7, run_folder.RunSettings(folder))]
+    command = f"python -m {__name__} debug.yaml gamma=7"
+    assert seen == [Config(7, run_folder.RunSettings(folder, command))]
+
+
+def test_a_run_knows_the_command_that_started_it(script):
+    seen = []
+
+    def main(config):
+        seen.append(config.run)
+        return {}
+
+    pathlib.Path("my debug.yaml").write_text("gamma: 3\n")
+    script(main, "my debug.yaml", "gamma=7", "run.folder=some where")  # where results go is no part of it
+    assert seen == [run_folder.RunSettings("some where", f"python -m {__name__} 'my debug.yaml' gamma=7")]
+    main.__module__ = "__main__"
+    script(main, "debug.yaml")
+    assert seen[1].command == f"python -m {sys.modules['__main__'].__spec__.name} debug.yaml"
 
 
 def test_the_same_command_finds_the_same_folder_and_another_one_does_not(script):

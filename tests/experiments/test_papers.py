@@ -76,6 +76,20 @@ def test_batch_and_temperature_of_a_row():
     assert [find(greedy, task="summarisation", temperature=t).speedup for t in (0.0, 1.0)] == [2.01, 1.92]
 
 
+def test_a_row_for_all_tasks_together():
+    paper = settings(
+        name="specbench2024", table="leaderboard", target="Vicuna-13B-v1.3",
+        tasks={"chat": "multi_turn", "overall": "overall"},
+        rows={"m": [
+            {"row": {"device": "A100 80GB", "method": "EAGLE2"}, "speedup": "{task}"},
+            {"row": {"device": "A100 80GB", "method": "EAGLE2"}, "task": "overall", "tau": "mean_accepted_tokens"},
+        ]},
+    )  # fmt: skip
+    assert (find(paper).speedup, find(paper).tau) == (2.95, None)
+    found = find(paper, task=papers.OVERALL)
+    assert (found.speedup, found.tau) == (2.46, 4.43) and found.row.count("method=EAGLE2") == 1
+
+
 def test_what_is_no_number_is_none():
     paper = settings(
         name="medusa2024", table="table1", target="Zephyr-7B", tasks={"chat": "MT-Bench"},
@@ -96,6 +110,11 @@ def test_what_is_no_number_is_none():
         (dict(rows={"m": [{"row": {"method": "EAGLE"}, "tau": "taus"}]}), "no column 'taus'; did you mean 'tau'"),
         (dict(rows={"m": [{"row": {"method": "EAGLE-9"}}]}), "no row has {'method': 'EAGLE-9'}"),
         (dict(rows={"m": [{}]}), "several rows of task 'MT-bench' fit {}; name more columns"),
+        (
+            dict(table="table2", target="LLaMA3-Instruct 8B", tasks={"overall": "MT-bench"}),
+            "it does not say how figures",
+        ),
+        (dict(rows={"m": [{"row": {"method": "EAGLE"}, "task": "cod"}]}), "no task 'cod'; did you mean 'code'"),
         (dict(rows={"m": [{"rows": {}}]}), "paper.rows.m.0.rows: unknown key; did you mean 'row'"),
     ],
 )

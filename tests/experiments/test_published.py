@@ -1,5 +1,7 @@
 """The papers' numbers: every file parses, and picked rows say what the papers print."""
 
+import statistics
+
 import pytest
 
 from experiments import published
@@ -125,11 +127,53 @@ def test_provenance_is_kept():
     assert published.load("blockverification2024").table("toy_example").level == "recalled"
 
 
+def mean_column(paper):
+    """Per row of Mean and quantity: the mean of the tasks' printed figures, and what is printed."""
+    rows = published.load(paper).table("table1").rows
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["method"], row["target"], row["temperature"]), {})[row["task"]] = row
+    for tasks in groups.values():
+        printed = tasks.pop("Mean")
+        for quantity in ("speedup", "tau"):
+            if printed[quantity] is not None:
+                yield statistics.fmean(row[quantity] for row in tasks.values()), printed[quantity]
+
+
+@pytest.mark.parametrize(
+    ("paper", "equal", "number", "furthest"), [("eagle2_2024", 62, 64, 0.02), ("eagle3_2025", 45, 48, 0.05)]
+)
+def test_what_is_said_of_mean_columns_can_be_recomputed(paper, equal, number, furthest):
+    off = [abs(mean - printed) for mean, printed in mean_column(paper)]
+    assert (sum(value <= 0.0051 for value in off), len(off)) == (equal, number) and max(off) < furthest
+    overall = published.load(paper).table("table1").overall
+    assert overall.rules == {"speedup": "tasks", "tau": "tasks"} and f"{equal} of {number}" in overall.source
+
+
+def test_what_is_said_of_other_averages_can_be_recomputed():
+    tasks = ("mt", "conv", "rag", "math", "qa", "summ", "code")
+    for id in ("table1", "table2"):
+        for row in published.load("frspec2025").table(id).rows:
+            assert statistics.fmean(row[task] for task in tasks) == pytest.approx(row["average"], abs=0.0051)
+    vanilla, *methods = published.load("frspec2025").table("table2").rows
+    assert all(row["average"] / vanilla["average"] == pytest.approx(row["speedup"], abs=0.0051) for row in methods)
+    *sets, average = published.load("blockverification2024").table("table1").rows
+    for column in ("block_eff_token", "block_eff_block", "walltime_token", "walltime_block"):
+        assert statistics.fmean(row[column] for row in sets) == pytest.approx(average[column], abs=0.0051)
+    subtasks = ("multi_turn", "translation", "summarization", "qa", "math", "rag")
+    leaderboard = published.load("specbench2024").table("leaderboard")
+    off = [abs(statistics.fmean(row[task] for task in subtasks) - row["overall"]) for row in leaderboard.rows]
+    assert 0.0051 < max(off) <= 0.0201 and leaderboard.overall.rules == {"speedup": "rates", "tau": "pooled"}
+
+
 def test_what_is_not_there_names_the_nearest():
     with pytest.raises(ValueError, match="no published numbers of 'eagle1_2042'; did you mean 'eagle1_2024'"):
         published.load("eagle1_2042")
     with pytest.raises(ValueError, match="chen2023 has no table 'table2'; did you mean 'table1'"):
         published.load("chen2023").table("table2")
+
+
+TABLE = "citation: {{}}\ntables: {{t: {{title: a, provenance: 'recalled: x', rows: [{{a: 1}}]{}}}}}"
 
 
 @pytest.mark.parametrize(
@@ -139,6 +183,14 @@ def test_what_is_not_there_names_the_nearest():
         ("citation: {}", "expected a mapping with citation and tables"),
         ("citation: {}\ntables: {t: {title: a, rows: [{a: 1}]}}", "t: expected title, provenance and rows"),
         ("citation: {}\ntables: {t: {title: a, provenance: heard, rows: [{a: 1}]}}", "provenance 'heard' begins with"),
+        (
+            TABLE.format(", overall: {tau: tasks}"),
+            "t: overall: expected a source, and a rule for speedup, tau or alpha",
+        ),
+        (TABLE.format(", overall: {taus: tasks, source: a}"), "t: overall: expected a source, and a rule"),
+        (TABLE.format(", overall: {tau: task, source: a}"), "tau has the rule 'task'; did you mean 'tasks'"),
+        (TABLE.format(", overall: {tau: rates, source: a}"), "t: overall: tau has the rule 'rates'"),
+        (TABLE.format(", means: {}"), "t: expected title, provenance and rows, and perhaps overall"),
         (
             "citation: {}\ntables: {t: {title: a, provenance: 'recalled: x', rows: [{a: 1}, {b: 1}]}}",
             r"t: row 2 has the columns \['b'\]; the first has \['a'\]",

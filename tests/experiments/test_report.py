@@ -8,7 +8,23 @@ import xml.etree.ElementTree
 
 import pytest
 
-from experiments import beside_paper, expectation, figures, grids, records, report, report_page, reported
+from experiments import (
+    beside_paper,
+    expectation,
+    figures,
+    grids,
+    means,
+    paper_tables,
+    papers,
+    records,
+    report,
+    report_facts,
+    report_page,
+    reported,
+    sweep_results,
+    traces,
+)
+from jspec import config as config_lib
 from tests.experiments import run_folders
 
 PUBLISHED = run_folders.PUBLISHED
@@ -103,6 +119,122 @@ def test_without_published_numbers_the_table_is_ours(cells, make_record):
     assert grid.rows == (("standard", "1.37 [1.60, 1.80]", "2.00", "1.37 [1.60, 1.80]", "2.00"),)
 
 
+PAPER = {
+    "name": "eagle2_2024",
+    "table": "table1",
+    "target": "Vicuna 7B",
+    "tasks": {"chat": "MT-bench", "code": "HumanEval", "overall": "Mean"},
+    "rows": {"eagle 2": [{"row": {"method": "EAGLE-2"}}]},
+}
+
+
+def eagle_run(folder, make_record, tasks=("chat", "code"), **settings):
+    """EAGLE-2's cells of some tasks beside the paper's; chat is twice as fast as code, and has twice its tau."""
+    paper = config_lib.parse(papers.PaperSettings, PAPER)
+    results = []
+    for task in tasks:
+        found = papers.find(paper, "eagle 2", task=task, temperature=0.0, batch=1)
+        speed = dict(speedup=2.0, tau=3.0) if task == "chat" else dict(speedup=1.0, tau=1.5)
+        results += run_folders.pair(
+            make_record, method="eagle 2", task=task, published=found, alpha=0.5, speedup_ci=None, tau_ci=None, **speed
+        )
+    config = {**run_folders.CONFIG, "paper": PAPER, "run": {"command": "python -m experiments.benchmark a.yaml x=1"}}
+    return reported.load(run_folders.write(folder, results, config={**config, **settings}))
+
+
+def test_a_papers_mean_stands_beside_ours_made_by_its_rule(tmp_path, make_record):
+    run = eagle_run(tmp_path / "run", make_record)
+    (grid,) = beside_paper.compared(reported.cells([run]), ("eagle2_2024", "table1"))
+    assert grid.headers[3:] == (
+        *(f"{task}: {quantity}" for task in ("chat (MT-bench)", "code (HumanEval)") for quantity in ("speedup", "tau")),
+        "overall: speedup",
+        "overall: tau",
+    )
+    # The means of 2 and 1, and of 3 and 1.5; the paper prints 3.39 and 4.68 as means of six tasks.
+    assert [line[-2:] for line in grid.rows] == [("1.50", "2.25"), ("3.39", "4.68"), ("-1.89", "-2.43")]
+    (note,) = [note for note in grid.notes if note.startswith("overall: ")]
+    assert note.startswith(
+        "overall: speedup: the mean of the tasks' figures; tau: the mean of the tasks' figures. Ours "
+    )
+    assert "over chat, code; theirs over all tasks of the paper" in note and "62 of 64" in note
+
+
+def test_a_mean_needs_every_task_and_more_than_one(tmp_path, make_record):
+    one = eagle_run(tmp_path / "one", make_record, tasks=("code",))
+    (grid,) = beside_paper.compared(reported.cells([one]), ("eagle2_2024", "table1"))
+    assert grid.headers[3:] == ("code (HumanEval): speedup", "code (HumanEval): tau")
+    # Another method's third task, which this one has not finished.
+    both = eagle_run(tmp_path / "both", make_record)
+    extra = make_record(method="eagle 3", task="maths", published=both.records[1].published)
+    cells = reported.cells([dataclasses.replace(both, records=(*both.records, extra), points=("",) * 5)])
+    (grid,) = beside_paper.compared(cells, ("eagle2_2024", "table1"))
+    assert grid.headers[-1] == "maths (MT-bench): tau" and "overall" not in "".join(grid.headers)
+
+
+def test_the_rules_of_means(make_record):
+    record = lambda task, **kw: make_record(task=task, num_prompts=1, new_tokens=101, before_repeat=None, **kw)
+    # 100 tokens in 50 calls that accepted 50 drafts, and in 20 that accepted 80; in 5 s and in 2.5 s.
+    one = dict(offered=(50, 0, 0, 0), tested=(50, 0, 0, 0), acceptance_histogram=(0, 50, 0, 0, 0), target_calls=50)
+    four = dict(offered=(20,) * 4, tested=(20,) * 4, acceptance_histogram=(0, 0, 0, 0, 20), target_calls=20)
+    own = [
+        record("chat", tokens_per_second=20.0, speedup=2.0, tau=2.0, **one),
+        record("code", tokens_per_second=40.0, speedup=4.0, tau=5.0, **four),
+    ]
+    none = dict(offered=(), tested=(), acceptance_histogram=(100,), target_calls=100)
+    base = [record(task, method="autoregressive", tokens_per_second=10.0, **none) for task in ("chat", "code")]
+    over = lambda rule, quantity: means.over_tasks(rule, quantity, own, base)
+    assert over("tasks", "speedup") == 3.0 and over("tasks", "tau") == 3.5
+    assert over("pooled", "speedup") == pytest.approx((200 / 7.5) / 10)
+    slower = [dataclasses.replace(base[0], tokens_per_second=30.0), base[1]]
+    assert means.over_tasks("rates", "speedup", own, slower) == pytest.approx(30 / 20)  # not the mean of 2/3 and 4
+    assert over("pooled", "tau") == pytest.approx(200 / 70)
+    assert means.over_tasks("tasks", "speedup", [dataclasses.replace(own[0], speedup=None), own[1]], base) is None
+    assert means.over_tasks("pooled", "tau", [dataclasses.replace(own[0], offered=None), own[1]], base) is None
+
+
+def test_a_papers_short_table_says_what_made_it(tmp_path, make_record):
+    first = eagle_run(tmp_path / "first", make_record)
+    text = paper_tables.text([first], reported.cells([first]))
+    assert text.splitlines() == [
+        "**Yuhui Li, Fangyun Wei, Chao Zhang, Hongyang Zhang: EAGLE-2: Faster Inference of Language Models with "
+        "Dynamic Draft Trees (EMNLP 2024, arXiv:2406.16858 (v2))**",
+        "",
+        "| table | method | T | chat, speedup | chat, tau | code, speedup | code, tau "
+        "| overall, speedup | overall, tau |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| table1 | eagle 2 | 0 | 2.00 / 3.62 | 3.00 / 4.98 | 1.00 / 3.95 | 1.50 / 5.33 | 1.50 / 3.39 | 2.25 / 4.68 |",
+        "",
+        "Each cell: ours / theirs. overall: ours over the tasks shown, theirs over all of the paper's.",
+        "",
+        "* table1: `python -m experiments.benchmark a.yaml x=1` at commit 0123456789ab; t.gguf for Vicuna 7B; cpu, "
+        "float32, batch 1; question.jsonl, 2 a task, 64 new tokens each",
+    ]
+
+
+def test_the_tables_of_a_paper_share_one(tmp_path, make_record):
+    first = eagle_run(tmp_path / "first", make_record)
+    other = records.Published("eagle2_2024", "table2", "method=EAGLE-2", speedup=3.1)
+    second = [run_folders.pair(make_record, method="eagle 2", task="code", batch=2, published=other, speedup=0.5)[1]]
+    alien = run_folders.pair(make_record, published=PUBLISHED, speedup=1.25)
+    runs = [
+        first,
+        reported.load(write(tmp_path / "second", second)),
+        reported.load(write(tmp_path / "third", alien)),
+    ]
+    text = paper_tables.text(runs, reported.cells(runs))
+    rows = markdown_rows(text)
+    assert [row[:3] for row in rows] == [
+        ["table", "method", "T"], ["---"] * 3, ["table1", "eagle 2", "0"], ["table2", "eagle 2", "0"],
+        ["table", "method", "T"], ["---"] * 3, ["table2", "standard", "0"],
+    ]  # fmt: skip
+    assert rows[3][3:] == ["-", "-", "0.50 / 3.10", "-", "-", "-"]
+    again = (
+        f"* table2: `python -m experiments.benchmark {tmp_path / 'second' / 'config.yaml'}` at commit 0123456789ab; "
+    )
+    assert again in text and "batch 2" in text
+    assert paper_tables.text(runs[:0], []) == ""
+
+
 def test_measured_over_expected_is_the_steps_factor_over_the_rounds(cells, make_record):
     # Expected 2 * 25 / 38; in the run a step took 26 ms and a round 2 * 19.
     (comparison,) = expectation.compare(cells(run_folders.pair(make_record)))
@@ -132,14 +264,22 @@ def test_cells_outside_the_band_are_marked(cells, make_record, tpot, ratio, mark
 def test_the_explanation_names_the_part_that_did_it(cells, make_record):
     slow = run_folders.pair(make_record, tpot_ms=38.0, speedup=26 / 38)
     (comparison,) = expectation.compare(cells(slow))
+    # A round of 2 tokens took 76 ms, 38 beyond its parts of 30 and 8; a step 26, one beyond 25.
     assert comparison.explain() == (
-        "rounds slower than alone: a round took 76.0 ms in the run and 38.0 alone (verify 30.0 + draft 8.0), x2.00; an "
-        "autoregressive step 26.0 and 25.0, x1.04"
+        "rounds slower than alone: a round took 76.0 ms in the run, 30.0 verify + 8.0 draft alone, so the loop adds "
+        "+38.0 (x2.00); an autoregressive step took 26.0, 25.0 alone, the loop adds +1.0 (x1.04)"
     )
+    grid = grids.expected([comparison])
+    assert grid.headers[-4:] == ("step ms", "round ms", "verify + draft ms", "loop adds ms")
+    assert grid.rows[0][-4:] == ("26.0 / 25.0", "76.0 / 38.0", "30.0 + 8.0", "+1.0, +38.0")
+    assert f"▼ standard (chat, T = 0), 0.52: {comparison.explain()}." in grid.notes
     baseline, method = run_folders.pair(make_record, speedup=20 / 19, speedup_ci=(0.9, 1.4))
     (comparison,) = expectation.compare(cells([dataclasses.replace(baseline, tpot_ms=20.0), method]))
-    assert comparison.explain().startswith("autoregressive steps faster than alone: ")
-    assert comparison.explain().endswith("20.0 and 25.0, x0.80; the measured interval holds the expected speedup")
+    assert comparison.explain() == (
+        "autoregressive steps faster than alone: a round took 38.0 ms in the run, 30.0 verify + 8.0 draft alone, so "
+        "the loop adds +0.0 (x1.00); an autoregressive step took 20.0, 25.0 alone, the loop adds -5.0 (x0.80); the "
+        "measured interval holds the expected speedup"
+    )
 
 
 def test_the_median_counts_every_cell_once_and_no_baseline(cells, make_record):
@@ -205,6 +345,51 @@ def test_the_points_of_a_sweep_are_told_apart(tmp_path, make_record):
     ]
 
 
+def sweep_run(folder, make_record, axis="methods.0.drafter.gamma", values=(1, 2), **config):
+    """Two points of a sweep, an answer kept at each."""
+    write(folder, *[run_folders.pair(make_record) for _ in values], config={**run_folders.CONFIG, **config})
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    for i, line in enumerate(lines):
+        line["sweep"] = {axis: values[i // 2]}
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for i, value in enumerate(values):
+        point = sweep_results.point_folder(folder, {axis: value})
+        point.mkdir(parents=True)
+        for record in run_folders.pair(make_record):
+            end = "accepted" if record.method == "standard" and i else "corrected"
+            traces.append(point, [run_folders.trace(record, ["a", "b", "c"], ["prefill", end, "bonus"])])
+    return reported.load(folder)
+
+
+def test_the_points_of_a_sweep_show_their_traces(tmp_path, make_record):
+    run = sweep_run(tmp_path / "run", make_record)
+    (example,) = report_page.examples([run], reported.cells([run]))
+    assert [(answer.label, answer.tau) for answer in example.answers] == [
+        ("standard (gamma 2)", 2.0), ("autoregressive", 1.0), ("standard (gamma 1)", 1.0),
+    ]  # fmt: skip
+    twin = sweep_run(tmp_path / "twin", make_record)
+    (example,) = report_page.examples([run, twin], reported.cells([run, twin]))
+    assert {answer.label for answer in example.answers} == {
+        "autoregressive", *(f"standard ({name}, gamma {gamma})" for name in ("run", "twin") for gamma in (1, 2)),
+    }  # fmt: skip
+
+
+def test_a_sweeps_paper_is_its_bases_unless_an_axis_changes_it(tmp_path, make_record):
+    base = {"base": {"paper": PAPER, "prompts": {"file": "a/b.jsonl"}, "max_new_tokens": 8}}
+    run = sweep_run(tmp_path / "run", make_record, axes={"methods.0.drafter.gamma": [1, 2]}, **base)
+    assert run.paper.target == "Vicuna 7B"
+    assert report_facts.data(run) == "b.jsonl, 2 a task, 8 new tokens each"
+    models = sweep_run(tmp_path / "models", make_record, "model", ("a", "b"), axes={"model": ["a", "b"]}, **base)
+    assert models.paper is None
+
+
+def test_a_long_point_has_a_folder_of_its_own(tmp_path):
+    points = [{"tree": [[0]] * 100 + [[i]]} for i in range(2)]
+    names = [sweep_results.point_folder(tmp_path, point).name for point in points]
+    assert max(map(len, names)) < 255 and names[0] != names[1]
+    assert sweep_results.point_folder(tmp_path, {"a.b": 1.5, "c": "x y"}).name == "a.b=1.5,c=x_y"
+
+
 def test_cells_that_differ_in_a_setting_do_not_share_a_table(cells, make_record):
     found = cells(run_folders.pair(make_record), run_folders.pair(make_record, batch=4))
     titles = [grid.title for grid in beside_paper.alone(found)]
@@ -249,7 +434,7 @@ def test_the_page_needs_nothing_else_and_has_it_all(capsys, full_run):
     code, out, err = run(capsys, full_run)
     assert code == 0 and err == ""
     document = json.loads(out.splitlines()[-1])
-    assert document["files"] == ["report.html", "table.md", *(f"{name}.svg" for name in PICTURES)]
+    assert document["files"] == ["report.html", "table.md", "papers.md", *(f"{name}.svg" for name in PICTURES)]
     assert document["cells"] == 12 and len(document["outside"]) == 4
     # Half of the cells measured 26/38, the others 26/19, over 50/38.
     assert document["median_measured_over_expected"] == pytest.approx((26 / 50 + 26 * 38 / 19 / 50) / 2)

@@ -107,7 +107,7 @@ def loss_of(name: str):
 def test_a_repeating_sequence_is_learned_and_every_draft_accepted(name):
     run, state = trainer(name), trained(name)
     depths = run.evaluate(state).depths
-    np.testing.assert_array_equal(depths.agree, depths.places)
+    np.testing.assert_array_equal(depths.ranked[:, 0], depths.places)
     assert (depths.places > 0).all()
     gamma = min(3, run.objective.depths)  # what was trained: a head may lose its way further on
     sped_up, bound, params = run.objective.bind(target(), run.draft(state), gamma)
@@ -210,7 +210,7 @@ def test_labels_outside_the_vocabulary_carry_no_loss():
     run = train.Trainer(target(), recipe, SETTINGS, samples, make.cycles(8, SIZE, prompt=3, seed=1), draft_ids=few)
     evaluation = run.evaluate(run.start())
     assert evaluation.loss == 0
-    assert evaluation.depths.agree == 0 and evaluation.depths.places > 0
+    assert evaluation.depths.ranked[:, 0] == 0 and evaluation.depths.places > 0
 
 
 # Settings that do not fit.
