@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jspec import drafters, generation, topology, types, weights
-from jspec.training import Distill, Eagle, Medusa, distill, medusa, objectives, train, vocabulary
+from jspec.training import Distill, Eagle, Medusa, distill, medusa, objectives, train, views, vocabulary
 from jspec.weights import vocabulary_files
 from tests import checkpoints, tiny
 from tests import training_samples as make
@@ -169,6 +169,23 @@ def test_the_target_is_frozen(name):
     before = jax.tree.map(np.array, target().model.params)
     trained(name)
     jax.tree.map(np.testing.assert_array_equal, before, target().model.params)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_recipe_has_a_bfloat16_pass_over_float32_weights(name):
+    """Traced, not run: products of bfloat16, and a state whose dtypes are those it had."""
+    run = trainer(name)
+    state, batch = jax.eval_shape(run.cold), run.train.take(np.arange(4))
+    settings = dataclasses.replace(run.settings, precision="bfloat16")
+    view = functools.partial(views.view, feature_layers=run.objective.feature_layers)
+    step = functools.partial(train.train_step.__wrapped__, objective=run.objective, settings=settings)
+    program, (after, loss) = jax.make_jaxpr(step, return_shape=True)(
+        target().model, run.vocabulary, state, batch, jax.eval_shape(view, target().model, batch)
+    )
+    dtypes = lambda tree: jax.tree.map(lambda leaf: leaf.dtype.name, tree)
+    assert dtypes(after) == dtypes(state) and loss.dtype == "float32"
+    assert set(jax.tree.leaves(dtypes(after.trained))) == {"float32"}
+    assert "bf16[" in str(program)
 
 
 @pytest.mark.parametrize("name", [pytest.param("eagle 3", marks=pytest.mark.slow), "medusa", "distill"])
