@@ -54,7 +54,7 @@ CASES = {
     "distill, jsd": Case(Distill(random=SMALL, divergence="jsd")),
     "distill, tv, on policy": Case(Distill(random=SMALL, divergence="tv", on_policy=0.3)),
 }
-QUICK = ("medusa", "distill")
+QUICK = ("medusa",)
 EACH = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
 )
