@@ -66,7 +66,7 @@ def main(folders: Sequence[str], out: str | None = None) -> dict[str, Any]:
         run_folder.write_text_atomic(folder / f"{picture.name}.svg", picture.file())
     run_folder.write_text_atomic(folder / "table.md", markdown)
     run_folder.write_text_atomic(folder / "report.html", page)
-    short = paper_tables.text(runs, cells)
+    short = paper_tables.text(runs)
     if short:
         run_folder.write_text_atomic(folder / paper_tables.FILE, short)
     print("\n".join(grids.expected(comparisons).notes))
