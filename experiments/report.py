@@ -105,7 +105,7 @@ def sections(
         report_page.Section(
             f"{paper}-{table}",
             f"Beside {paper}, {table}",
-            (report_facts.citation(paper), *source),
+            (report_facts.citation(paper), report_facts.provenance(report_facts.behind((paper, table), cells, runs))),
             (*beside_paper.compared(cells, (paper, table)), report_facts.differences((paper, table), cells, runs)),
         )
         for paper, table in beside_paper.sources(cells)
