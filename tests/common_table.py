@@ -264,6 +264,11 @@ ROWS = {
 }
 
 
+def row_named_in(text: str) -> str | None:
+    """The row that a test's id names; the longest name, since some begin with others."""
+    return next((name for name in sorted(ROWS, key=len, reverse=True) if name in text), None)
+
+
 def random_table() -> np.ndarray:
     """Logits for fixture R: noise, and what followed each token in the greedy texts, so that drafts are often right."""
     table = np.random.default_rng(2).standard_normal((tiny.VOCAB, tiny.VOCAB))

@@ -1,4 +1,4 @@
-"""Fixtures for the core tests, and how this process compiles."""
+"""Fixtures for the core tests, how this process compiles, and what several processes share out among them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,52 @@ import jax
 import pytest
 
 from jspec.models import layers
+from tests import common_table
+
+COMMON_TABLE = "tests/test_common.py"
 
 if jax.__version_info__ < (0, 11):  # later versions have no such flag, and end the process when given it
     # Emitting fusions is half of the time that small programs take without optimisation; optimised ones take twice as
     # long without it. XLA reads this when the first device is asked for.
     os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # several processes may share one GPU
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+def unit(nodeid: str) -> str:
+    """The tests that share compiled programs with this one: those of its file, or of its row of the common table."""
+    file, _, name = nodeid.partition("::")
+    row = common_table.row_named_in(name.partition("[")[2]) if file == COMMON_TABLE else None
+    return f"{file}[{row}]" if row else file
+
+
+def pytest_collection_modifyitems(items):
+    """Units one after another, so that what a row of the common table compiles is used up before the next begins."""
+    places = {}
+    for item in items:
+        places.setdefault(unit(item.nodeid), len(places))
+    items.sort(key=lambda item: places[unit(item.nodeid)])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers():
+    """`-n auto`: a process per core, up to the eight among which the longest unit is a small part of the whole."""
+    return min(os.cpu_count() or 1, 8)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Hand out whole units, those with most tests first, unless another `--dist` than `load` is asked for."""
+    if config.getvalue("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Units(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return unit(nodeid)
+
+    return Units(config, log)
 
 
 @pytest.fixture

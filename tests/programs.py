@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import re
 
+import jax
+
+from tests import checkpoints
+
 # What may hand a whole cache on without making another one: a scatter writes in place, alone or in a fusion around it,
 # whose own instructions are looked at too.
 IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "scatter", "dynamic-update-slice", "fusion", "while", "call"}
@@ -64,3 +68,18 @@ def writes(lines: list[str], size: int) -> list[str]:
 def whole_buffers(lines: list[str], size: int) -> list[str]:
     """Instructions that produce `size` elements in another way than `IN_PLACE`, copies above all."""
     return [line for opcode, line in _whole(lines, size) if opcode not in IN_PLACE]
+
+
+def copies(compiled: jax.stages.Compiled, size: int) -> tuple[list[str], list[str]]:
+    """Instructions that make a whole cache buffer of `size` elements, inside the loop and anywhere."""
+    text = compiled.as_text()
+    inside = reachable(text, loop_bodies(text))
+    # The search sees what it should: the loop's writes to the target's cache.
+    assert len(writes(inside, size)) >= 2 * checkpoints.RANDOM.num_layers
+    everywhere = [line for lines in computations(text).values() for line in lines]
+    return whole_buffers(inside, size), whole_buffers(everywhere, size)
+
+
+def cache_bytes(size: int) -> int:
+    """What the target's cache takes, of which one buffer has `size` elements."""
+    return 2 * checkpoints.RANDOM.num_layers * size * 4

@@ -137,6 +137,25 @@ class Decoder:
         state = decode.prefill_jit(*args, **common, capacity=self.capacity, chunk=self.chunk)
         return jax.tree.map(np.array, decode.run_jit(*args[:2], state, verifier=self.verifier, **common))
 
+    def compiled_loop(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        run: jax.stages.Wrapped = decode.run_jit,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[jax.stages.Compiled, int]:
+        """The loop's program, and the number of elements of one buffer of the target's cache.
+
+        It is the one that `self(prompts)` runs, unless `run` or compiler `options` are others.
+        """
+        args, kwargs = self.arguments(prompts)
+        common = {name: kwargs[name] for name in ("drafter", "sampling")}
+        state = decode.prefill_jit.eval_shape(*args, **common, capacity=self.capacity, chunk=self.chunk)
+        config = self.target.model.config
+        size = self.batch * config.num_kv_heads * self.capacity * config.head_size
+        assert state.cache.keys[0].size == size
+        return run.lower(*args[:2], state, verifier=self.verifier, **common).compile(options), size
+
     def stream(self, prompts: Sequence[Sequence[int]], **settings) -> tuple[list[Generated], list[list[list[int]]]]:
         """`stream`: the rows, and for each row the blocks of tokens as they landed."""
         args, kwargs = self.arguments(prompts, **settings)

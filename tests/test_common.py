@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec import decode, drafters, metrics, types, verify
-from tests import common_table, laws, reference, running, tiny, toy_drafters
+from tests import common_table, laws, programs, reference, running, tiny, toy_drafters
 
 pytestmark = pytest.mark.usefixtures("small_programs", "few_programs")
 
@@ -56,19 +56,6 @@ def lonely_row(name: str) -> running.Generated:
 )
 def name(request):
     return request.param
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_ahead(request, small_programs):
-    """Compile two programs at a time: compiling is most of this module's time, and one program keeps one core busy."""
-    programs = {}
-    for item in request.session.items:
-        row = getattr(item, "callspec", None) and item.callspec.params.get("name")
-        if item.module is request.module and row is not None:
-            programs[FIRST_CALLS.get(item.originalname, greedy_rows), row] = None
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        for call, row in list(programs)[:20]:  # see `few_programs` in conftest.py
-            pool.submit(call, row)  # what fails here fails again in its test
 
 
 def pick(settings: dict, order) -> dict:
@@ -244,6 +231,57 @@ def test_other_values_compile_nothing(name):
     assert traces() == before
 
 
+# What the compiled loop holds: two buffers per layer for the whole generation.
+
+
+def test_a_round_changes_no_shape(name):
+    args, kwargs = decoder(name).arguments(PROMPTS)
+    common = {key: kwargs[key] for key in ("drafter", "sampling")}
+    before = decode.prefill_jit.eval_shape(*args, **common, capacity=65, chunk=16)
+    after = decode.step_jit.eval_shape(*args[:2], before, **common, verifier=kwargs["verifier"])
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    describe = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]
+    assert describe(before) == describe(after)
+
+
+def test_the_compiled_loop_holds_no_copy_of_a_cache(name):
+    compiled, size = decoder(name).compiled_loop(PROMPTS)
+    assert programs.copies(compiled, size) == ([], [])
+    # The caches it is given are the ones it hands back.
+    assert compiled.memory_analysis().alias_size_in_bytes >= programs.cache_bytes(size)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [8, 1])
+@pytest.mark.parametrize("name", [name for name, row in common_table.ROWS.items() if row.kind is not None])
+def test_the_loop_needs_no_room_for_a_second_cache(name, batch):
+    """At a capacity that dwarfs all else: scratch memory is smaller than one buffer."""
+    large = dataclasses.replace(decoder(name), batch=batch, capacity=2184 * 8 // batch)
+    compiled, size = large.compiled_loop(PROMPTS[:batch])
+    assert programs.copies(compiled, size) == ([], [])
+    assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["prompt_lookup"])
+def test_what_small_programs_leave_out_changes_no_buffer(name):
+    """Optimisation of the machine code comes when instructions and buffers are settled: what is read above holds."""
+    fully = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+    (small, _), (full, _) = (decoder(name).compiled_loop(PROMPTS, options=options) for options in (None, fully))
+    assert small is not full and small.as_text() == full.as_text()
+    for field in ("temp_size_in_bytes", "alias_size_in_bytes"):
+        assert getattr(small.memory_analysis(), field) == getattr(full.memory_analysis(), field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", common_table.ROWS)
+def test_a_full_cache_gives_what_a_larger_one_gives(name):
+    """DEV-16: the longest row fills 65 slots to the last; with 128 nothing changes, sampled rows included."""
+    large = dataclasses.replace(decoder(name), capacity=128)
+    assert large(PROMPTS, **MIXED) == mixed_rows(name)
+    assert large(PROMPTS) == greedy_rows(name)
+
+
 # The law of the text (DEV-06). Target and draft are Markov chains, so the law of the next three tokens is a product of
 # (filtered) transition probabilities, whatever the drafter proposes. Every row of a large batch is one sample.
 
@@ -382,6 +420,7 @@ def test_argmax_lenience_never_strays_further_than_it_says(row, kind):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["sampled without replacement"])
 @pytest.mark.parametrize(
     "mistake,parts",
     [
@@ -390,19 +429,20 @@ def test_argmax_lenience_never_strays_further_than_it_says(row, kind):
         ("joint", [0, 1, 2, 3]),  # drawn without replacement, judged as if drawn with it
     ],
 )
-def test_wrong_draft_laws_are_noticed(mistake, parts):
-    values = law_p_values("sampled without replacement", mistake)
+def test_wrong_draft_laws_are_noticed(name, mistake, parts):
+    values = law_p_values(name, mistake)
     assert [i for i in range(4) if values[i] < laws.FALSE_ALARM] == parts, values
     assert values[4] == 1.0  # greedy rows forgive every draft law
 
 
-def test_token_laws_and_acceptance_of_a_known_chain():
+@pytest.mark.parametrize("name", ["standard"])
+def test_token_laws_and_acceptance_of_a_known_chain(name):
     """DEV-06. Prefill emits the first token, so the round that starts at 0 is the first where 0 follows prompt 3."""
     assert np.allclose(np.linalg.matrix_power(P, 2)[0], [0.31, 0.18, 0.26, 0.25])
     assert np.allclose(np.linalg.matrix_power(P, 3)[0], [0.325, 0.294, 0.206, 0.175])
     assert np.isclose(laws.accepted_law(P, Q, 0, 3) @ np.arange(4), 1.1435)
 
-    tokens, origins = law_output("standard", None)
+    tokens, origins = law_output(name, None)
     accepted = np.logical_and.accumulate(origins[:, 1:] == decode.ACCEPTED, axis=1)[:, :3].sum(axis=1)
     # With 5 tokens of budget the first round offers 3 drafts of 4.
     after_zero = slice(0, SAMPLES)
@@ -413,10 +453,3 @@ def test_token_laws_and_acceptance_of_a_known_chain():
     after_three = slice(SAMPLES, 2 * SAMPLES)
     starts_at_zero = accepted[after_three][tokens[after_three, 0] == 0]
     assert laws.follows(np.bincount(starts_at_zero, minlength=4), laws.accepted_law(P, Q, 0, 3))
-
-
-# What tests call first, if not `greedy_rows`.
-FIRST_CALLS = {
-    "test_streaming_a_row_alone_gives_what_the_batch_gave": lambda name: alone(name).stream([PROMPTS[0]]),
-    "test_the_text_follows_the_targets_law": lambda name: law_output(name, None),
-}

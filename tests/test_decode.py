@@ -141,21 +141,7 @@ def test_equal_keys_give_equal_texts_and_other_keys_others():
     assert twice[:4] == twice[4:] and len(set(map(tuple, twice))) == 4
 
 
-# 6. The carry.
-
-
-@pytest.mark.parametrize("name", common_table.ROWS)
-def test_a_round_changes_no_shape(name):
-    args, kwargs = decoder(name).arguments(PROMPTS)
-    common = {key: kwargs[key] for key in ("drafter", "sampling")}
-    prefill = functools.partial(decode.prefill, **common, capacity=65, chunk=16)
-    before = jax.eval_shape(prefill, *args)
-    step = functools.partial(decode.decode_step, **common, verifier=kwargs["verifier"])
-    after = jax.eval_shape(step, *args[:2], before)
-    assert jax.tree.structure(before) == jax.tree.structure(after)
-    describe = lambda tree: [(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(tree)]
-    assert describe(before) == describe(after)
-
+# 6. The carry: `test_common.py`, for each drafter.
 
 # 7. Finished rows.
 
@@ -236,73 +222,11 @@ def test_streaming_gives_what_decoding_gives():
     assert other == decoder("standard")([PROMPTS[2]], temperature=1.0, seeds=[2])[0]
 
 
-# The compiled loop: two buffers per layer for the whole generation.
-
-
-def compiled_loop(name: str, run=decode.run_jit, **changes):
-    """The optimised program of the loop, and the number of elements of one cache buffer."""
-    changed = dataclasses.replace(decoder(name), **changes)
-    args, kwargs = changed.arguments(PROMPTS[: changed.batch])
-    common = {key: kwargs[key] for key in ("drafter", "sampling")}
-    if changes:
-        prefill = functools.partial(decode.prefill, **common, capacity=changed.capacity, chunk=changed.chunk)
-        state = jax.eval_shape(prefill, *args)
-    else:  # a program that other tests have compiled already
-        state = decode.prefill_jit(*args, **common, capacity=changed.capacity, chunk=changed.chunk)
-    config = tiny.random_target().model.config
-    size = changed.batch * config.num_kv_heads * changed.capacity * config.head_size
-    assert state.cache.keys[0].size == size
-    return run.lower(*args[:2], state, verifier=kwargs["verifier"], **common).compile(), size
-
-
-def copies(compiled, size: int) -> tuple[list[str], list[str]]:
-    """Instructions that make a whole cache buffer, inside the loop and anywhere."""
-    text = compiled.as_text()
-    bodies = programs.loop_bodies(text)
-    inside = programs.reachable(text, bodies)
-    # The search sees what it should: the loop's writes to the target's cache.
-    assert len(programs.writes(inside, size)) >= 2 * checkpoints.RANDOM.num_layers
-    everywhere = [line for lines in programs.computations(text).values() for line in lines]
-    return programs.whole_buffers(inside, size), programs.whole_buffers(everywhere, size)
-
-
-def cache_bytes(size: int) -> int:
-    return 2 * checkpoints.RANDOM.num_layers * size * 4
-
-
-@pytest.mark.parametrize(
-    "name,changes",
-    [
-        *(
-            pytest.param(name, {}, marks=() if row.quick else pytest.mark.slow, id=name)
-            for name, row in common_table.ROWS.items()
-        ),
-        pytest.param("autoregressive", {"batch": 1}, id="alone"),
-    ],
-)
-def test_the_compiled_loop_holds_no_copy_of_a_cache(name, changes):
-    compiled, size = compiled_loop(name, **changes)
-    assert copies(compiled, size) == ([], [])
-    # The caches it is given are the ones it hands back.
-    assert compiled.memory_analysis().alias_size_in_bytes >= cache_bytes(size)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", [8, 1])
-@pytest.mark.parametrize("name", [name for name, row in common_table.ROWS.items() if row.kind is not None])
-def test_the_optimised_loop_needs_no_room_for_a_second_cache(name, batch):
-    """At full optimisation and a capacity that dwarfs all else: scratch memory is smaller than one buffer."""
-    jax.config.update("jax_disable_most_optimizations", False)
-    try:
-        compiled, size = compiled_loop(name, batch=batch, capacity=2184 * 8 // batch)
-    finally:
-        jax.config.update("jax_disable_most_optimizations", True)
-    assert copies(compiled, size) == ([], [])
-    assert compiled.memory_analysis().temp_size_in_bytes < 4 * size
+# The compiled loop: two buffers per layer for the whole generation. `test_common.py` reads each drafter's.
 
 
 def test_freezing_finished_rows_by_selection_would_copy(monkeypatch):
-    """The mistake that the test above is for."""
+    """The mistake that `copies` is for."""
     step = decode.decode_step
 
     def freezing(params, rng_keys, state, **kwargs):
@@ -315,8 +239,15 @@ def test_freezing_finished_rows_by_selection_would_copy(monkeypatch):
     fresh = jax.jit(
         lambda *args, **kwargs: decode.run(*args, **kwargs), static_argnames=("drafter", "verifier"), donate_argnums=2
     )
-    inside, _ = copies(*compiled_loop("autoregressive", fresh))
+    inside, _ = programs.copies(*decoder("autoregressive").compiled_loop(PROMPTS, run=fresh))
     assert any(" copy(" in line for line in inside)
+
+
+def test_a_row_alone_copies_no_cache_either():
+    alone = dataclasses.replace(decoder("autoregressive"), batch=1)
+    compiled, size = alone.compiled_loop(PROMPTS[:1])
+    assert programs.copies(compiled, size) == ([], [])
+    assert compiled.memory_analysis().alias_size_in_bytes >= programs.cache_bytes(size)
 
 
 def test_the_state_is_used_up_so_that_its_cache_is_written_in_place():
@@ -330,16 +261,6 @@ def test_the_state_is_used_up_so_that_its_cache_is_written_in_place():
 
 
 # Other ways to call.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", common_table.ROWS)
-def test_a_full_cache_gives_what_a_larger_one_gives(name):
-    """DEV-16: the longest row fills 65 slots to the last; with 128 nothing changes, sampled rows included."""
-    large = dataclasses.replace(decoder(name), capacity=128)
-    settings = {"temperature": [0, 1.0] * 4, "top_p": 0.9}
-    assert large(PROMPTS, **settings) == decoder(name)(PROMPTS, **settings)
-    assert [row.text for row in large(PROMPTS)] == TEXTS
 
 
 @pytest.mark.slow

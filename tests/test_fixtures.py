@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests import checkpoints, laws, reference, tiny
+from tests import checkpoints, common_table, laws, reference, tiny
 
 
 def test_the_bigram_checkpoint_says_what_it_is_told():
@@ -55,3 +55,10 @@ def test_rounds_walked_by_hand():
     # A stop token behind 2: the round is cut at an accepted draft, and nothing else was tested.
     cut = reference.speculate([0], [1, 2], lambda text: reference.chain([text[-1] + 1, 99]), 2, budget=6)
     assert cut.accepted == [1] and cut.tested.tolist() == [1, 0] and cut.offered.tolist() == [1, 1]
+
+
+def test_a_test_of_the_common_table_tells_its_row():
+    for name in common_table.ROWS:
+        for id in (f"[{name}]", f"[{name}-8]", f"[mixed mates-{name}]", f"[{name}-lenient]"):
+            assert common_table.row_named_in(id) == name
+    assert common_table.row_named_in("test_every_registered_drafter_has_a_row") is None

@@ -96,6 +96,7 @@ def test_figures_before_the_repeat_by_hand():
     assert summary.acceptance_by_position == (3 / 5, 1 / 5, 1 / 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_programs")
 def test_without_a_repeat_it_is_what_the_loop_counted():
     """For chains, budgets and stop ids included."""

@@ -165,7 +165,7 @@ class BoundDistill(objectives.Bound):
         scale = 1.0 / trained["final_norm"]
 
         @jax.jit
-        def reading(batch, view):
+        def reading(layer, batch, view):
             outputs, _ = transformer.forward(
                 self.model(target.model, trained),
                 batch.tokens,
@@ -176,11 +176,12 @@ class BoundDistill(objectives.Bound):
                 logits_at=jnp.zeros((batch.tokens.shape[0], 0), jnp.int32),
             )
             residual = outputs.features[:, :, 0]
-            normed = layers.rms_norm(residual, last["attention_norm"], self.config.norm_eps)
+            normed = layers.rms_norm(residual, layer["attention_norm"], self.config.norm_eps)
             wanted = batch.at_places(view.final.astype(jnp.float32)) * scale
-            return linear_start.Reading(batch, residual, normed, wanted, batch.labelled(1))
+            gathered = linear_start.gather(layer, self.config, batch, normed)
+            return linear_start.Reading(batch.at_places(residual), gathered, wanted, batch.labelled(1))
 
-        last = linear_start.fit_layer(last, self.config, lambda: (reading(*each) for each in text()))
+        last = linear_start.fit_layer(last, self.config, lambda layer: (reading(layer, *each) for each in text()))
         return linear_start.temper({**trained, "layers": [*first, last]}, "final_norm", self, target, vocabulary, text)
 
     def model(self, target: transformer.Model, trained: dict) -> transformer.Model:
@@ -213,10 +214,10 @@ class BoundDistill(objectives.Bound):
         there = batch.labelled(1)
         distance = losses.divergence(self.divergence, law, own)
         learn = there if self.divergence == "tv" else there & (best >= 0)
-        agree, overlap = jnp.argmax(own, axis=-1) == best, losses.overlap(law, own)
+        rank, overlap = losses.rank(own, best), losses.overlap(law, own)
         # Depth s of a chain that starts at t is the draft at t + s, the text's tokens before it.
         depths = losses.Depths.of(
-            [data.shift(agree, step) for step in range(self.depths)],
+            [data.shift(rank, step) for step in range(self.depths)],
             [data.shift(overlap, step) for step in range(self.depths)],
             [batch.labelled(step + 1) for step in range(self.depths)],
         )

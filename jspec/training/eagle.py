@@ -15,18 +15,20 @@ outside a reduced vocabulary carry no loss (as in EAGLE-3's code), but count as 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jspec import types
 from jspec.drafters import base
 from jspec.drafters import eagle as eagle_drafter
 from jspec.models import heads as heads_lib
-from jspec.models import transformer
-from jspec.training import data, linear_start, losses, objectives, unroll
+from jspec.models import layers, transformer
+from jspec.training import data, linear_start, losses, matching, objectives, unroll
 from jspec.weights import eagle_files
 
 
@@ -144,35 +146,65 @@ class BoundEagle(objectives.Bound):
         return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), {**params, "layer": layer})
 
     def warm(self, trained, target, vocabulary, text):
-        """Input product, attention's and feed-forward product by regression (`linear_start`): on the next feature, for
-        EAGLE-3 on what its last norm makes the next feature of."""
+        """Attention's and the feed-forward product by regression (`linear_start`) on the next feature, for EAGLE-3 on
+        what its last norm makes that of; the input product before them on the same, for EAGLE-3 on the feature that it
+        fuses. Where attention looks: `matching`."""
         if self.start != "linear":
             return trained
         model = target.model
         scale = 1.0 if self.config.version == 1 else 1.0 / model.params["final_norm"].astype(jnp.float32)
 
-        def wanted(batch, view):
-            return data.shift(batch.at_places(view.final.astype(jnp.float32)), 1) * scale
+        def features(view):
+            return view.features if self.feature_layers else view.final[:, :, None]
+
+        def goal(batch, view, ahead):
+            return data.shift(batch.at_places(view.final.astype(jnp.float32)), ahead) * scale
 
         def fused(batch, view):
-            features = view.features if self.feature_layers else view.final[:, :, None]
-            inputs = batch.at_places(features.reshape(*features.shape[:2], -1))
+            inputs = batch.at_places(features(view).reshape(*batch.tokens.shape, -1))
             if self.config.version == 1:
                 inputs = jnp.concatenate([transformer.embed(model, batch.next_tokens), inputs], axis=-1)
-            return inputs, wanted(batch, view), batch.labelled(2)
+                return inputs, goal(batch, view, 1), batch.labelled(2)
+            # The state that the features belong to: what the first step reads is then like what later ones read.
+            return inputs, goal(batch, view, 0), batch.labelled(1)
 
         trained = {**trained, "fc": jnp.asarray(linear_start.solve(fused(*each) for each in text()))}
 
-        @jax.jit
-        def reading(batch, view):
-            head = heads_lib.EagleHead(trained, self.config)
-            features = view.features if self.feature_layers else view.final[:, :, None]
-            states = heads_lib.fuse(head, features.astype(jnp.float32))
-            inputs = heads_lib.eagle_inputs(head, model, data.shift(batch.tokens, 1), states)
-            return linear_start.Reading(batch, *inputs, wanted(batch, view), batch.labelled(2))
+        def states(batch, view):
+            return heads_lib.fuse(heads_lib.EagleHead(trained, self.config), features(view).astype(jnp.float32))
 
-        readings = lambda: (reading(*each) for each in text())
-        trained = {**trained, "layer": linear_start.fit_layer(trained["layer"], self.config.layer, readings)}
+        @jax.jit
+        def neighbours(batch, view):
+            head, next_tokens = heads_lib.EagleHead(trained, self.config), data.shift(batch.tokens, 1)
+            _, normed = heads_lib.eagle_inputs(head, model, next_tokens, states(batch, view))
+            here, there = batch.at_places((normed, data.shift(normed, 1)))
+            token = transformer.embed(model, batch.at_places(data.shift(batch.tokens, 2))).astype(jnp.float32)
+            # Of one size, so that both are worth the same.
+            both = [layers.rms_norm(x, jnp.ones(x.shape[-1]), 1e-6) for x in (goal(batch, view, 1) / scale, token)]
+            return matching.Neighbours(here, there, jnp.concatenate(both, axis=-1), batch.labelled(2))
+
+        @functools.partial(jax.jit, static_argnames="steps")
+        def readings(layer, batch, view, steps):
+            head = heads_lib.EagleHead({**trained, "layer": layer}, self.config)
+            return [
+                linear_start.Reading(
+                    step.residual, step.gathered, goal(batch, view, s + 1), self.decay**s * batch.labelled(s + 2)
+                )
+                for s, step in enumerate(unroll.chains(head, model, batch, states(batch, view), steps))
+            ]
+
+        layer, shape = trained["layer"], self.config.layer
+        # EAGLE-1's attention reads token and feature mixed by the input product; there it gains nothing.
+        if self.config.version == 3 and matching.possible(shape):
+            inputs = layer["qkv"].shape[1]
+            of_state = np.arange(inputs - shape.width, inputs)
+            found = matching.projections(shape, of_state, lambda: (neighbours(*each) for each in text()))
+            layer = {**layer, "qkv": jnp.asarray(found)}
+        # The first step alone; then all steps together, in chains of what that found.
+        for steps in sorted({1, self.depths}):
+            chains = lambda layer: (one for each in text() for one in readings(layer, *each, steps=steps))
+            layer = linear_start.fit_layer(layer, shape, chains)
+        trained = {**trained, "layer": layer}
         if self.config.version == 1:
             return trained
         return linear_start.temper(trained, "norm", self, target, vocabulary, text)
@@ -199,8 +231,8 @@ class BoundEagle(objectives.Bound):
         law = vocabulary.law(seen)
         says = vocabulary.places(seen.top)  # -1 where the draft cannot say what the target would
 
-        total, agree, overlaps, masks = 0.0, [], [], []
-        for step, state in enumerate(unroll.chains(head, params.target, batch, states, self.depths)):
+        total, ranks, overlaps, masks = 0.0, [], [], []
+        for step, (_, _, state) in enumerate(unroll.chains(head, params.target, batch, states, self.depths)):
             # From place t this guesses the feature of token t + 1 + step, which the target continues with the next.
             there, wanted = batch.labelled(step + 2), data.shift(law, step + 1)
             best = data.shift(says + 1, step + 1) - 1
@@ -211,10 +243,10 @@ class BoundEagle(objectives.Bound):
                 distance = losses.smooth_l1(state, data.shift(seen.final, step + 1))
                 term += self.regression * losses.masked_mean(distance, there)
             total += self.decay**step * term
-            agree.append(jnp.argmax(own, axis=-1) == best)
+            ranks.append(losses.rank(own, best))
             overlaps.append(losses.overlap(wanted, own))
             masks.append(there)
-        return total, losses.Depths.of(agree, overlaps, masks)
+        return total, losses.Depths.of(ranks, overlaps, masks)
 
     def bind(self, target, draft, gamma):
         """A chain of the head's drafts."""

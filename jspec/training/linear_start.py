@@ -31,12 +31,12 @@ _TEMPERING_BATCHES = 8
 
 
 def solve(pairs: Iterable[tuple[jax.Array, jax.Array, jax.Array]], ridge: float = RIDGE) -> np.ndarray:
-    """Weights W that minimise `sum |W x - y|^2 + ridge n sum_i mean(x_i^2) |W_i|^2`, i over inputs.
+    """Weights W that minimise `sum w |W x - y|^2 + ridge n sum_i mean(x_i^2) |W_i|^2`, i over inputs.
 
     The penalty is relative to each input's own size, so the answer does not depend on their units.
 
     Args:
-      pairs: inputs `[..., I]`, outputs `[..., O]` and which of them count, `[...]` bool.
+      pairs: inputs `[..., I]`, outputs `[..., O]` and how much they count, w `[...]`: bool, or weights.
       ridge: strength of the penalty.
 
     Returns:
@@ -46,12 +46,12 @@ def solve(pairs: Iterable[tuple[jax.Array, jax.Array, jax.Array]], ridge: float 
       ValueError: no pair counts.
     """
     gram = cross = None
-    count = 0
+    count = 0.0
     for inputs, outputs, counts in pairs:
         squares, products, number = jax.device_get(_sums(inputs, outputs, counts))
         gram = squares.astype(np.float64) if gram is None else gram + squares
         cross = products.astype(np.float64) if cross is None else cross + products
-        count += int(number)
+        count += float(number)
     if not count:
         raise ValueError("the training text has no pair of neighbouring answer tokens to start from")
     # An input that is always zero keeps weight zero.
@@ -60,50 +60,59 @@ def solve(pairs: Iterable[tuple[jax.Array, jax.Array, jax.Array]], ridge: float 
 
 
 class Reading(NamedTuple):
-    """What the layer of a draft reads, and what it should make of it.
+    """What the layer of a draft starts from at the places of a batch, and what it should make of it.
 
-    batch:    the text.
-    residual: what its residual stream starts from, `[B, T, E]`.
-    normed:   what its attention reads, `[B, T, in]`.
-    wanted:   the state behind it, `[B, N, E]`.
-    counts:   which of them are known, `[B, N]`.
+    residual: `[B, N, E]` what its residual stream starts from.
+    gathered: `[B, N, H D]` what its attention gathers.
+    wanted:   `[B, N, E]` the state behind it.
+    counts:   `[B, N]` how much each place counts.
     """
 
-    batch: data.Batch
     residual: jax.Array
-    normed: jax.Array
+    gathered: jax.Array
     wanted: jax.Array
     counts: jax.Array
 
 
 def fit_layer(
-    layer: Mapping[str, Any], shape: model_config.TransformerConfig, text: Callable[[], Iterable[Reading]]
+    layer: Mapping[str, Any],
+    shape: model_config.TransformerConfig,
+    text: Callable[[dict[str, Any]], Iterable[Reading]],
 ) -> dict[str, Any]:
     """A layer whose attention and feed-forward unit add what brings the residual stream nearest to what is wanted.
 
     Args:
       layer: where it looks (`qkv`) and what its units see (`gate_up`) stay as they are.
-      shape: of the model whose last layer it is: a sliding window there hides what it hides when the draft runs.
-      text: goes through the training text anew each time it is called.
+      shape: of the layer.
+      text: goes through the training text anew each time it is called, with the layer as it is known by then.
     """
     layer = dict(layer)
-    looked = jax.jit(lambda reading: _looked(layer, shape, reading))
-    layer["output"] = jnp.asarray(solve((*looked(reading), reading.counts) for reading in text()))
-    hidden = jax.jit(lambda reading: _hidden(layer, shape, reading))
-    layer["down"] = jnp.asarray(solve((*hidden(reading), reading.counts) for reading in text()))
+    missing = lambda reading: reading.wanted - reading.residual - layer.get("output_bias", 0.0)
+    pairs = ((reading.gathered, missing(reading), reading.counts) for reading in text(layer))
+    layer["output"] = jnp.asarray(solve(pairs))
+    hidden = jax.jit(lambda layer, reading: (*_hidden(layer, shape, reading), reading.counts))
+    layer["down"] = jnp.asarray(solve(hidden(layer, reading) for reading in text(layer)))
     return layer
 
 
-def _looked(layer, shape, reading: Reading):
-    """What attention gathers at the places of a batch, `[B, N, H D]`, and what it should become."""
-    batch = reading.batch
+def gather(
+    layer: Mapping[str, Any], shape: model_config.TransformerConfig, batch: data.Batch, normed: jax.Array
+) -> jax.Array:
+    """What the last layer of a model gathers at the places of a batch.
+
+    Args:
+      layer: its parameters.
+      shape: of the model: a sliding window in its last layer hides what it hides when the draft runs.
+      batch: the text.
+      normed: `[B, T, in]` what its attention reads.
+
+    Returns:
+      `[B, N, H D]`.
+    """
     tables = layers.rope_tables(shape, batch.positions)
-    query, key, value = transformer.project(layer, reading.normed, shape, tables)
-    gathered = unroll.attend(
-        batch.at_places(query), [key], [value], _visible(batch, shape.window(shape.num_layers - 1))
-    )
-    missing = reading.wanted - batch.at_places(reading.residual)
-    return gathered, missing - layer.get("output_bias", 0.0)
+    query, key, value = transformer.project(layer, normed, shape, tables)
+    visible = _visible(batch, shape.window(shape.num_layers - 1))
+    return unroll.attend(batch.at_places(query), [key], [value], visible)
 
 
 def _visible(batch: data.Batch, window: int | None) -> jax.Array:
@@ -117,19 +126,17 @@ def _visible(batch: data.Batch, window: int | None) -> jax.Array:
 
 def _hidden(layer, shape, reading: Reading):
     """The units' values, `[B, N, ffn]`, and what they should become."""
-    gathered, missing = _looked(layer, shape, reading)
-    added = layers.linear(gathered, layer["output"])
-    state = reading.batch.at_places(reading.residual) + added + layer.get("output_bias", 0.0)
+    state = reading.residual + layers.linear(reading.gathered, layer["output"], layer.get("output_bias"))
     units = {name: leaf for name, leaf in layer.items() if name != "down_bias"}
     units["down"] = jnp.eye(shape.ffn_size, dtype=state.dtype)
-    return transformer.feed_forward(units, state, shape), missing - added - layer.get("down_bias", 0.0)
+    return transformer.feed_forward(units, state, shape), reading.wanted - state - layer.get("down_bias", 0.0)
 
 
 @jax.jit
 def _sums(inputs, outputs, counts):
-    keep = counts[..., None]
-    x = jnp.where(keep, inputs, 0.0).reshape(-1, inputs.shape[-1]).astype(jnp.float32)
-    y = jnp.where(keep, outputs, 0.0).reshape(-1, outputs.shape[-1]).astype(jnp.float32)
+    root = jnp.sqrt(counts.astype(jnp.float32))[..., None]
+    flat = lambda z: jnp.where(root > 0, z.astype(jnp.float32) * root, 0.0).reshape(-1, z.shape[-1])
+    x, y = flat(inputs), flat(outputs)
     return x.T @ x, x.T @ y, jnp.sum(counts)
 
 

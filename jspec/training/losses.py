@@ -69,43 +69,63 @@ def divergence(kind: Divergence, target: jax.Array, draft: jax.Array) -> jax.Arr
     raise ValueError(f"unknown divergence {kind!r}; known: forward_kl, reverse_kl, jsd, tv")
 
 
+# R, candidates of a draft whose ranks are told apart.
+RANKS = 8
+
+
+def rank(log_probs: jax.Array, label: jax.Array) -> jax.Array:
+    """How many tokens of a draft's law are more likely than the label: `[..., Vd]` and `[...]` -> `[...]` int32.
+
+    A label that the draft cannot say, below 0, has rank Vd.
+    """
+    likelihood = jnp.take_along_axis(log_probs, jnp.maximum(label, 0)[..., None], axis=-1)
+    above = jnp.sum(log_probs > likelihood, axis=-1, dtype=jnp.int32)
+    return jnp.where(label < 0, log_probs.shape[-1], above)
+
+
 @flax.struct.dataclass
 class Depths:
     """How well drafts of each depth would have done, as sums over places. S depths.
 
     places:  where a chain of that depth has a label.
-    agree:   the draft's best token is the target's, given that the text's tokens stand before it.
+    ranked:  the draft's candidate of rank r is the target's token, given that the text's tokens stand before it.
     chain:   that of this depth and of all before it: how often a greedy chain is accepted at least so far.
     overlap: sum of min(p, q): how often a sampled draft is accepted.
     """
 
     places: jax.Array  # [S]
-    agree: jax.Array  # [S]
+    ranked: jax.Array  # [S, R]
     chain: jax.Array  # [S]
     overlap: jax.Array  # [S]
 
     @classmethod
     def zeros(cls, depths: int) -> Depths:
         """Nothing seen."""
-        return cls(*(jnp.zeros(depths, jnp.float32) for _ in range(4)))
+        none = jnp.zeros(depths, jnp.float32)
+        return cls(none, jnp.zeros((depths, RANKS), jnp.float32), none, none)
 
     def __add__(self, other: Depths) -> Depths:
         return jax.tree.map(jnp.add, self, other)
 
     @classmethod
-    def of(cls, agree: list[jax.Array], overlaps: list[jax.Array], masks: list[jax.Array]) -> Depths:
-        """Sums from one `[B, T]` array per depth: does the draft agree, sum min(p, q), has the place a label."""
-        so_far = jnp.ones_like(agree[0], bool)
+    def of(cls, ranks: list[jax.Array], overlaps: list[jax.Array], masks: list[jax.Array]) -> Depths:
+        """Sums from one `[B, T]` array per depth: rank of the target's token, sum min(p, q), has the place a label."""
+        so_far = jnp.ones_like(masks[0], bool)
         chain = []
-        for right in agree:
-            so_far = so_far & right
+        for found in ranks:
+            so_far = so_far & (found == 0)
             chain.append(so_far)
+        each_rank = [found[..., None] == jnp.arange(RANKS) for found in ranks]
         total = lambda arrays: jnp.stack([jnp.sum(jnp.where(m, x, 0.0)) for x, m in zip(arrays, masks)])
+        ranked = jnp.stack([jnp.sum(x & m[..., None], axis=(0, 1)) for x, m in zip(each_rank, masks)])
         ones = [jnp.ones_like(mask, jnp.float32) for mask in masks]
-        return cls(total(ones), total(agree), total(chain), total(overlaps))
+        return cls(total(ones), ranked.astype(jnp.float32), total(chain), total(overlaps))
 
-    def rates(self) -> dict[str, list[float]]:
-        """`accuracy`, `chain` and `acceptance` by depth: agree, chain and overlap per place."""
+    def rates(self) -> dict[str, list]:
+        """By depth: `accuracy`, `chain` and `acceptance`, the draft's best token, chain and overlap per place; and
+        `accuracy_by_rank`, one row of R a depth: what `topology.grow` makes a tree of."""
         places = jnp.maximum(self.places, 1)
-        rates = {"accuracy": self.agree, "chain": self.chain, "acceptance": self.overlap}
-        return {name: [round(float(x), 6) for x in sums / places] for name, sums in rates.items()}
+        rates = {"accuracy": self.ranked[:, 0], "chain": self.chain, "acceptance": self.overlap}
+        rounded = lambda sums: [round(float(x), 6) for x in sums]
+        found = {name: rounded(sums / places) for name, sums in rates.items()}
+        return found | {"accuracy_by_rank": [rounded(row) for row in self.ranked / places[:, None]]}

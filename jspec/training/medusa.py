@@ -130,7 +130,7 @@ class BoundMedusa(objectives.Bound):
         law = vocabulary.law(seen)
         says = vocabulary.places(seen.top)
         next_tokens = batch.next_tokens
-        total, agree, overlaps, masks = 0.0, [], [], []
+        total, ranks, overlaps, masks = 0.0, [], [], []
         for index in range(self.config.num_heads):
             output = heads["heads"][index] if "heads" in heads else matrix.astype(states.dtype)
             logits = layers.linear(states[:, :, index], output).astype(jnp.float32)
@@ -144,12 +144,12 @@ class BoundMedusa(objectives.Bound):
                 label = best
                 entropy = -jnp.sum(jnp.exp(losses.renormalize(wanted)) * own, axis=-1)
             total += self.decay ** (index + 1) * losses.masked_mean(entropy, there & (label >= 0))
-            agree.append(jnp.argmax(own, axis=-1) == best)
+            ranks.append(losses.rank(own, best))
             overlaps.append(losses.overlap(wanted, own))
             masks.append(there)
         if self.joint is not None:
             total = own_loss + self.joint.heads * total
-        return total, losses.Depths.of(agree, overlaps, masks)
+        return total, losses.Depths.of(ranks, overlaps, masks)
 
     def _own_loss(self, batch, original, view, original_matrix, matrix):
         """The target's: cross entropy with the text, or KL to the law it had."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +23,23 @@ from jspec.models import layers, transformer
 from jspec.training import data
 
 
+class Step(NamedTuple):
+    """Step s of all chains.
+
+    residual: `[B, N, E]` what the layer's residual stream starts from.
+    gathered: `[B, N, H D]` what its attention gathers.
+    state:    `[B, N, E]` what the head returns: that of place t guesses the feature of token t + 1 + s.
+    """
+
+    residual: jax.Array
+    gathered: jax.Array
+    state: jax.Array
+
+
 def chains(
     head: heads_lib.EagleHead, target: transformer.Model, batch: data.Batch, states: jax.Array, steps: int
-) -> Iterator[jax.Array]:
-    """States of each step, `[B, N, E]`: those of place t guess the feature of token t + 1 + s.
+) -> Iterator[Step]:
+    """The steps, one after the other.
 
     Args:
       head: an EAGLE head of any version.
@@ -48,10 +62,10 @@ def chains(
         if step == 0:
             residual, query = batch.at_places((residual, query))
         mixed = attend(query, keys, values, causal)
-        residual = residual + layers.linear(mixed, layer["output"], layer.get("output_bias"))
-        states = heads_lib.eagle_finish(head, residual)
+        added = layers.linear(mixed, layer["output"], layer.get("output_bias"))
+        states = heads_lib.eagle_finish(head, residual + added)
         tokens, positions = data.shift(starts[0], step + 1), starts[1] + step + 1
-        yield states
+        yield Step(residual, mixed, states)
 
 
 def attend(query: jax.Array, keys: list[jax.Array], values: list[jax.Array], causal: jax.Array) -> jax.Array:

@@ -129,4 +129,8 @@ def save(tensors: Mapping[str, Any], path: str | os.PathLike, metadata: Mapping[
             known = ", ".join(_DTYPES.values())
             raise ValueError(f"{path}: tensor {name!r} has dtype {array.dtype}; known are {known}")
     with files_lib.complete(path) as temporary:
+        # The library makes files that their owner alone can read; other users of an exported folder should too.
+        temporary.touch()
+        mode = temporary.stat().st_mode
         numpy_io.save_file(arrays, temporary, metadata=dict(metadata) if metadata else None)
+        temporary.chmod(mode)

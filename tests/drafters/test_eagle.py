@@ -50,6 +50,7 @@ def test_a_perfect_head_is_accepted_in_full(settings, depth):
         assert row.accepted == rounds
 
 
+@pytest.mark.slow
 def test_a_head_that_is_wrong_in_places_is_accepted_up_to_there():
     """The head thinks 7 follows 3, and everything else right: a chain of 4 behind x stands until it has passed 3."""
     target = tiny.bigram(SUCCESSOR)

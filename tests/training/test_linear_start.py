@@ -47,15 +47,25 @@ def test_a_layer_that_can_say_what_is_wanted_is_found():
     for _ in range(4):
         residual = jnp.asarray(rng.normal(size=(64, 40, shape.width)), jnp.float32)
         normed = layers.rms_norm(residual, layer["attention_norm"], shape.norm_eps)
-        blank = linear_start.Reading(batch, residual, normed, batch.at_places(residual), batch.labelled(1))
-        gathered, _ = linear_start._looked(layer, shape, blank)
-        readings.append(blank._replace(wanted=blank.wanted + gathered @ layer["output"].T))
+        gathered, here = linear_start.gather(layer, shape, batch, normed), batch.at_places(residual)
+        wanted = here + gathered @ layer["output"].T
+        readings.append(linear_start.Reading(here, gathered, wanted, batch.labelled(1)))
     spoiled = {**layer, "output": layer["output"] * 0, "down": layer["down"] * 0}
-    found = linear_start.fit_layer(spoiled, shape, lambda: readings)
-    kept = [linear_start._looked(found, shape, reading) for reading in readings]
-    missing = np.concatenate([np.asarray(rest - gathered @ found["output"].T) for gathered, rest in kept])
-    assert np.abs(missing[:, :37]).max() < 0.05 * np.abs(np.asarray(kept[0][1])).max()
+    found = linear_start.fit_layer(spoiled, shape, lambda layer: readings)
+    asked = [np.asarray(reading.wanted - reading.residual) for reading in readings]
+    missing = np.concatenate([rest - reading.gathered @ found["output"].T for reading, rest in zip(readings, asked)])
+    assert np.abs(missing[:, :37]).max() < 0.05 * np.abs(asked[0]).max()
     assert float(jnp.abs(found["down"]).max()) < 0.2  # nothing is left for the units to add
+
+
+def test_places_count_by_their_weight():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(1, 60, 5)), rng.normal(size=(1, 60, 2))
+    twice = linear_start.solve(
+        [(np.concatenate([x, x[:, :20]], 1), np.concatenate([y, y[:, :20]], 1), np.ones((1, 80)))]
+    )
+    weighted = linear_start.solve([(x, y, np.where(np.arange(60) < 20, 2.0, 1.0)[None])])
+    np.testing.assert_allclose(weighted, twice, rtol=1e-4, atol=1e-6)
 
 
 def test_a_window_hides_what_the_draft_will_not_see():
@@ -64,8 +74,7 @@ def test_a_window_hides_what_the_draft_will_not_see():
     layer = model_config.init_params(jax.random.key(0), shape)["layers"][1]
     batch = make.batch([make.sample(0, [1, 2], [3, 4, 5, 6]), make.sample(1, [7], [8, 9, 10, 11])], length=12)
     normed = jax.random.normal(jax.random.key(1), (1, 12, shape.width))
-    reading = linear_start.Reading(batch, normed, normed, batch.at_places(normed), batch.labelled(1))
-    found, _ = linear_start._looked(layer, shape, reading)
+    found = linear_start.gather(layer, shape, batch, normed)
 
     tables = layers.rope_tables(shape, batch.positions)
     query, key, value = map(np.asarray, transformer.project(layer, normed, shape, tables))
@@ -92,13 +101,14 @@ def test_biases_are_no_part_of_what_the_matrices_add():
     residual = jax.random.normal(jax.random.key(1), (1, 40, shape.width))
     normed = layers.rms_norm(residual, layer["attention_norm"], shape.norm_eps)
     here = batch.at_places(residual)
-    outputs, _ = transformer.attend(
+    outputs, *_ = transformer.attend(
         layer, normed, shape, None, None, 0, layers.rope_tables(shape, batch.positions), batch.positions, batch.causal
     )
     outputs = batch.at_places(outputs)
     wanted = here + outputs
     wanted += transformer.feed_forward(layer, wanted, shape)
-    reading = linear_start.Reading(batch, residual, normed, wanted, batch.labelled(1))
+    gathered = linear_start.gather(layer, shape, batch, normed)
+    reading = linear_start.Reading(here, gathered, wanted, batch.labelled(1))
     units, rest = linear_start._hidden(layer, shape, reading)
     # What is left to the units is what the layer's own matrix makes of them.
     np.testing.assert_allclose(units @ layer["down"].T, rest, rtol=1e-3, atol=1e-4)

@@ -51,13 +51,20 @@ def test_an_empty_mask_gives_zero_and_a_finite_gradient():
 
 
 def test_depths_count_chains():
-    agree = [jnp.array([[True, True, False, True]]), jnp.array([[True, False, True, True]])]
+    ranks = [jnp.array([[0, 0, 2, 0]]), jnp.array([[0, 7, 0, 0]])]
     overlaps = [jnp.full((1, 4), 0.5), jnp.full((1, 4), 0.25)]
     masks = [jnp.array([[True, True, True, False]]), jnp.array([[True, True, False, False]])]
-    depths = losses.Depths.of(agree, overlaps, masks)
+    depths = losses.Depths.of(ranks, overlaps, masks)
     assert depths.places.tolist() == [3, 2]
-    assert depths.agree.tolist() == [2, 1]
+    assert depths.ranked.tolist() == [[2, 0, 1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 1]]
     assert depths.chain.tolist() == [2, 1]
     assert depths.overlap.tolist() == [1.5, 0.5]
     assert (depths + depths).rates() == depths.rates()
     assert depths.rates()["accuracy"] == [0.666667, 0.5]
+    assert depths.rates()["accuracy_by_rank"][1] == [0.5, 0, 0, 0, 0, 0, 0, 0.5]
+    assert (depths + losses.Depths.zeros(2)).rates() == depths.rates()
+
+
+def test_ranks_of_what_the_target_says():
+    law = jnp.log(jnp.array([[0.1, 0.6, 0.3], [0.1, 0.6, 0.3], [0.1, 0.6, 0.3], [0.1, 0.6, 0.3]]))
+    assert losses.rank(law, jnp.array([1, 2, 0, -1])).tolist() == [0, 1, 2, 3]

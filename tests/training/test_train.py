@@ -6,10 +6,12 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec import checkpoint, types
+from jspec.models import transformer
 from jspec.training import Medusa, train, views
 from tests import checkpoints, tiny
 from tests import training_samples as make
@@ -138,6 +140,27 @@ def test_accumulated_batches_make_one_update():
     assert any((one != other).any() for one, other in zip(*map(jax.tree.leaves, (before, state.trained))))
 
 
+def test_bfloat16_passes_leave_float32_weights():
+    """The same curve but for rounding, and weights finer than bfloat16 can tell."""
+    curves = {}
+    for precision in ("float32", "bfloat16"):
+        run = trainer(dataclasses.replace(SETTINGS, precision=precision))
+        state, losses = run.start(), []
+        for _ in range(SETTINGS.steps):
+            state, loss = run.step(state)
+            losses.append(float(loss))
+        curves[precision] = losses
+    assert curves["bfloat16"] != curves["float32"] and losses[-1] < losses[0]
+    np.testing.assert_allclose(curves["bfloat16"], curves["float32"], rtol=0.02)
+    trained = jax.tree.leaves(state.trained)
+    weights = [
+        *trained,
+        *(leaf for leaf in jax.tree.leaves(state.optimizer) if jnp.issubdtype(leaf.dtype, jnp.floating)),
+    ]
+    assert {leaf.dtype.name for leaf in weights} == {"float32"}
+    assert any((leaf.astype(jnp.bfloat16).astype(jnp.float32) != leaf).any() for leaf in trained)
+
+
 def test_the_learning_rate_rises_and_falls():
     settings = train.Settings(steps=100, warmup_steps=10, learning_rate=2.0, final=0.1, evaluate_every=100)
     rate = train.schedule(settings)
@@ -168,6 +191,59 @@ def test_cached_views_are_those_that_were_computed(tmp_path, monkeypatch):
     assert stored.features.dtype == "bfloat16"
     np.testing.assert_allclose(np.asarray(stored.final, np.float32)[real], np.asarray(again.final)[real], rtol=0.01)
     assert len(list(tmp_path.iterdir())) == 2 * files
+
+
+def test_a_view_is_that_of_a_whole_pass_where_a_loss_looks():
+    """To the last bit; elsewhere nothing is computed."""
+    batch = trainer().train.take(np.array([0, 3, -1]))
+    batch = batch.replace(places=batch.places[:, :13])
+
+    @jax.jit
+    def whole(batch):
+        causal = batch.causal
+        outputs, _ = transformer.forward(target().model, batch.tokens, batch.positions, None, causal)
+        return jnp.argmax(outputs.logits, axis=-1), jax.nn.logsumexp(outputs.logits, axis=-1)
+
+    there = np.zeros((3, batch.tokens.shape[1] + 1), bool)
+    np.put_along_axis(there, np.asarray(batch.places), True, axis=1)
+    there = there[:, :-1]
+    assert there.sum() == 2 * 13
+    view = views.view_jit(target().model, batch, ())
+    for found, expected in zip((view.top, view.log_normalizer), whole(batch)):
+        np.testing.assert_array_equal(found, np.where(there, expected, 0))
+        assert np.asarray(found)[there].any()
+
+
+def test_a_cache_grows_where_more_of_a_text_is_an_answer(tmp_path, monkeypatch):
+    batch = trainer().train.take(np.array([0]))
+    length = batch.tokens.shape[1]
+    fewer = batch.replace(places=jnp.where(jnp.arange(length) < 3, batch.places, length))
+    cache = views.Cache(tmp_path, target(), (1,))
+    few = cache.view(fewer)
+    stored = [dict(np.load(path)) for path in tmp_path.glob("*.npz")]  # one a sample
+    assert sum(each["known"].sum() for each in stored) == 3
+    assert sum((each["log_normalizer"] != 0).sum() for each in stored) == 3
+    all_ = cache.view(batch)
+    jax.tree.map(np.testing.assert_array_equal, all_, views.view_jit(target().model, batch, (1,)))
+    monkeypatch.setattr(views, "view_jit", None)  # nothing that was known is lost
+    jax.tree.map(np.testing.assert_array_equal, cache.view(fewer), few)
+    jax.tree.map(np.testing.assert_array_equal, cache.view(batch), all_)
+
+
+def test_a_cache_of_before_is_read_and_left_alone(tmp_path, monkeypatch):
+    """Earlier versions kept the law at every token."""
+    batch = trainer().train.take(np.array([0]))
+    expected = views.Cache(tmp_path, target(), (1,)).view(batch)
+    written = {}
+    for path in tmp_path.glob("*.npz"):
+        stored = dict(np.load(path))
+        stored["log_normalizer"] = np.where(stored.pop("known"), stored["log_normalizer"], 7.5)
+        np.savez(path, **stored)
+        written[path] = path.read_bytes()
+    monkeypatch.setattr(views, "view_jit", None)
+    found = views.Cache(tmp_path, target(), (1,)).view(batch)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert written and all(path.read_bytes() == content for path, content in written.items())
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path, monkeypatch):

@@ -109,6 +109,6 @@ def _laws(bound, head, batch):
         view = views.view(model, batch, bound.feature_layers)
         states = heads.fuse(head, view.features)
         steps = unroll.chains(head, model, batch, states, GAMMA)
-        return [jax.nn.softmax(heads.eagle_logits(head, model, state)) for state in steps]
+        return [jax.nn.softmax(heads.eagle_logits(head, model, step.state)) for step in steps]
 
     return laws(head, target().model, batch)

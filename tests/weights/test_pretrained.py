@@ -113,7 +113,7 @@ def test_all_of_them_together_are_small():
 def test_a_wheel_holds_them(tmp_path):
     """Built from a copy, so that nothing of an earlier build gets in; with a draft more, so that there is one.
 
-    By the setuptools that pyproject.toml asks for, which pip fetches as it does to install: the one at hand may be older.
+    By the setuptools that pyproject.toml asks for, which pip fetches as it does to install: one at hand may be older.
     """
     source, wheels, unpacked = (tmp_path / name for name in ("source", "wheels", "unpacked"))
     source.mkdir()

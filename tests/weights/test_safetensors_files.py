@@ -57,6 +57,13 @@ def test_dev21_round_trip(tmp_path):
     np.testing.assert_array_equal(safetensors_files.SafetensorsFiles(path).read("w", slice(1, 99)), kernel[1:])
 
 
+def test_a_saved_file_has_the_permissions_of_any_other(tmp_path):
+    plain, saved = tmp_path / "plain", tmp_path / "saved.safetensors"
+    plain.touch()
+    safetensors_files.save({"a": np.zeros(2, np.float32)}, saved)
+    assert saved.stat().st_mode == plain.stat().st_mode
+
+
 def test_saving_what_cannot_be_saved(tmp_path):
     with pytest.raises(ValueError, match="tensor 'c' has dtype complex64"):
         safetensors_files.save({"c": np.zeros(2, np.complex64)}, tmp_path / "a.safetensors")
