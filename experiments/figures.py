@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 
 import matplotlib
@@ -26,6 +27,9 @@ _INK_ON_PAPER, _RULE_ON_PAPER = "#1f2328", "#d0d7de"
 _COLORS = ("#3b82c4", "#d9722e", "#2f9e6e", "#b35cc0", "#b08900", "#d1495b", "#1a9aa8", "#92715f", "#7a869a")
 _MARKERS = "osD^vPX*"
 _WIDTH = 9.4  # inches
+# Of text at the size below, in inches: pages have other fonts than the one that matplotlib measures.
+_CHARACTER_WIDTH, _KEY_WIDTH, _LINE_HEIGHT = 0.076, 0.55, 0.21
+_MAX_COLUMNS = 5
 
 MEASURED_AND_EXPECTED = "measured_and_expected"
 
@@ -176,13 +180,30 @@ def _panels(
     return figure, panels
 
 
-def _legend(figure: matplotlib.figure.Figure, panels: Sequence[matplotlib.axes.Axes], columns: int = 5) -> None:
-    """One for all panels, above them."""
+def _legend(figure: matplotlib.figure.Figure, panels: Sequence[matplotlib.axes.Axes]) -> None:
+    """One for all panels, above them; the figure grows by its lines, so that they keep their size."""
     entries = {}
     for panel in panels:
         handles, labels = panel.get_legend_handles_labels()
         entries |= dict(zip(labels, handles))
-    figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=min(len(entries), columns))
+    columns = legend_columns(list(entries), figure.get_figwidth())
+    lines = -(-len(entries) // columns)
+    figure.set_figheight(figure.get_figheight() + _LINE_HEIGHT * (lines - 1))
+    figure.legend(entries.values(), entries.keys(), loc="outside upper left", ncols=columns)
+
+
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """How many columns of a legend fit beside one another; at least one.
+
+    Args:
+      labels: which fill it column by column, the first columns with one more where they do not come out even.
+      width: of the figure, in inches.
+    """
+    for columns in range(min(len(labels), _MAX_COLUMNS), 1, -1):
+        longest = [max(map(len, column)) for column in np.array_split(np.array(labels, object), columns)]
+        if sum(_KEY_WIDTH + _CHARACTER_WIDTH * characters for characters in longest) <= width:
+            return columns
+    return 1
 
 
 def _speedup(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
@@ -282,7 +303,8 @@ def _histograms(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
                     alpha=1 - 0.6 * i / max(len(groups) - 1, 1),
                     label=reported.group_name(group, groups),
                 )
-            panel.set_title(label, loc="left")
+            room = (_WIDTH / columns - 0.3) / _CHARACTER_WIDTH
+            panel.set_title(textwrap.fill(label, int(room)), loc="left")
             panel.xaxis.get_major_locator().set_params(integer=True)
             panel.grid(axis="x", visible=False)
             if len(groups) > 1:
@@ -363,7 +385,7 @@ def _alpha_and_gamma(cells: Sequence[reported.Cell]) -> Plot | None:
         right.set(xlabel="gamma", ylabel="tau", ylim=(1, None))
         for panel in (left, right):
             panel.xaxis.get_major_locator().set_params(integer=True)
-        _legend(figure, [left], columns=2 if len(drafts) > 1 else 4)
+        _legend(figure, [left])
         return figure
 
     return plot if series else None
@@ -409,7 +431,7 @@ def _measured_and_expected(comparisons: Sequence[expectation.Comparison], colors
         ).reshape(-1, 2)
         panel.plot(*outside.T, "o", markersize=11, fillstyle="none", color=_INK, markeredgewidth=0.9)
         panel.set(xlabel="expected speedup", ylabel="measured speedup", xlim=(0, longest), ylim=(0, longest))
-        _legend(figure, [panel], columns=4)
+        _legend(figure, [panel])
         return figure
 
     return plot if comparisons else None

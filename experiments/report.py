@@ -66,7 +66,7 @@ def main(folders: Sequence[str], out: str | None = None) -> dict[str, Any]:
         run_folder.write_text_atomic(folder / f"{picture.name}.svg", picture.file())
     run_folder.write_text_atomic(folder / "table.md", markdown)
     run_folder.write_text_atomic(folder / "report.html", page)
-    short = paper_tables.text(runs, cells)
+    short = paper_tables.text(runs)
     if short:
         run_folder.write_text_atomic(folder / paper_tables.FILE, short)
     print("\n".join(grids.expected(comparisons).notes))
@@ -105,7 +105,7 @@ def sections(
         report_page.Section(
             f"{paper}-{table}",
             f"Beside {paper}, {table}",
-            (report_facts.citation(paper), *source),
+            (report_facts.citation(paper), report_facts.provenance(report_facts.behind((paper, table), cells, runs))),
             (*beside_paper.compared(cells, (paper, table)), report_facts.differences((paper, table), cells, runs)),
         )
         for paper, table in beside_paper.sources(cells)

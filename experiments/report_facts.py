@@ -34,7 +34,9 @@ def runs_grid(runs: Sequence[reported.Run]) -> grids.Grid:
     return grids.Grid("Runs", headers, tuple(rows), (note,), words=len(headers))
 
 
-def differences(source: tuple[str, str], cells: Sequence[reported.Cell], runs: Sequence[reported.Run]) -> grids.Grid:
+def differences(
+    source: beside_paper.Source, cells: Sequence[reported.Cell], runs: Sequence[reported.Run]
+) -> grids.Grid:
     """What the paper measured on, beside what we did.
 
     Args:
@@ -44,7 +46,7 @@ def differences(source: tuple[str, str], cells: Sequence[reported.Cell], runs: S
     """
     paper_name, table_id = source
     own = [cell.record for cell in cells if beside_paper.source(cell) == source]
-    own_runs = [run for run in runs if any(record in own for record in run.records)]
+    own_runs = behind(source, cells, runs)
     theirs: dict[str, str] = {}
     if paper_name in published.names():
         theirs = _paper(published.load(paper_name), table_id)
@@ -59,6 +61,14 @@ def differences(source: tuple[str, str], cells: Sequence[reported.Cell], runs: S
     return grids.Grid(
         f"{paper_name}, {table_id}: what differs from the paper", ("", "in the paper", "here"), rows, words=3
     )
+
+
+def behind(
+    source: beside_paper.Source, cells: Sequence[reported.Cell], runs: Sequence[reported.Run]
+) -> list[reported.Run]:
+    """The runs that have numbers beside a published table."""
+    own = [cell.record for cell in cells if beside_paper.source(cell) == source]
+    return [run for run in runs if any(record in own for record in run.records)]
 
 
 def provenance(runs: Sequence[reported.Run]) -> str:

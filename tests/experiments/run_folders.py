@@ -61,3 +61,15 @@ def full(folder: pathlib.Path, make_record) -> pathlib.Path:
     origins = ["prefill", "accepted", "corrected", "bonus"]
     answers = zip(results[1:3], (["Be", "cause", "</script>", "\n"], ["No", "\x00", "", "!"]))
     return write(folder, results, [trace(record, texts, origins, "Why <i>?") for record, texts in answers])
+
+
+def crowded(folder: pathlib.Path, make_record) -> pathlib.Path:
+    """More methods than colours, with long names, beside one another at two temperatures."""
+    names = ["standard", "lookahead", "eagle 2, small tree", "typical acceptance of a static tree"]
+    names += [f"block verification of a chain, gamma {gamma}" for gamma in range(1, 10)]
+    results = []
+    for temperature in (0.0, 1.0):
+        for i, name in enumerate(names):
+            place = dict(task="question_answering", temperature=temperature, tpot_ms=19.0 + i, speedup=26 / (19 + i))
+            results += pair(make_record, method=name, **place)[bool(i) :]
+    return write(folder, results)

@@ -6,7 +6,19 @@ import pathlib
 import jax
 import pytest
 
-from experiments import benchmark, card, cli, doctor, generate, microbench, peers, synthesize, theory, train
+from experiments import (
+    benchmark,
+    card,
+    cli,
+    doctor,
+    generate,
+    microbench,
+    optimal_tree,
+    peers,
+    synthesize,
+    theory,
+    train,
+)
 from jspec import config
 
 CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
@@ -16,6 +28,8 @@ SCRIPTS = {
     "doctor_debug": doctor.Doctor,
     "generate": generate.Generate,
     "microbench": microbench.Microbench,
+    "optimal_tree": optimal_tree.OptimalTree,
+    "optimal_tree_debug": optimal_tree.OptimalTree,
     "peers": peers.Peers,
     "synthesize": synthesize.Synthesize,
     "synthesize_debug": synthesize.Synthesize,

@@ -193,16 +193,15 @@ def test_the_rules_of_means(make_record):
 
 
 def test_a_papers_short_table_says_what_made_it(tmp_path, make_record):
-    first = eagle_run(tmp_path / "first", make_record)
-    text = paper_tables.text([first], reported.cells([first]))
+    text = paper_tables.text([eagle_run(tmp_path / "first", make_record)])
     assert text.splitlines() == [
         "**Yuhui Li, Fangyun Wei, Chao Zhang, Hongyang Zhang: EAGLE-2: Faster Inference of Language Models with "
         "Dynamic Draft Trees (EMNLP 2024, arXiv:2406.16858 (v2))**",
         "",
-        "| table | method | T | chat, speedup | chat, tau | code, speedup | code, tau "
-        "| overall, speedup | overall, tau |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| table1 | eagle 2 | 0 | 2.00 / 3.62 | 3.00 / 4.98 | 1.00 / 3.95 | 1.50 / 5.33 | 1.50 / 3.39 | 2.25 / 4.68 |",
+        "| table | method | T |  | chat | code | overall |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| table1, Vicuna 7B | eagle 2 | 0 | speedup | 2.00 / 3.62 | 1.00 / 3.95 | 1.50 / 3.39 |",
+        "| table1, Vicuna 7B | eagle 2 | 0 | tau | 3.00 / 4.98 | 1.50 / 5.33 | 2.25 / 4.68 |",
         "",
         "Each cell: ours / theirs. overall: ours over the tasks shown, theirs over all of the paper's.",
         "",
@@ -218,21 +217,20 @@ def test_the_tables_of_a_paper_share_one(tmp_path, make_record):
     alien = run_folders.pair(make_record, published=PUBLISHED, speedup=1.25)
     runs = [
         first,
-        reported.load(write(tmp_path / "second", second)),
-        reported.load(write(tmp_path / "third", alien)),
+        *(reported.load(write(tmp_path / name, own)) for name, own in (("second", second), ("third", alien))),
     ]
-    text = paper_tables.text(runs, reported.cells(runs))
+    text = paper_tables.text(runs)
     rows = markdown_rows(text)
-    assert [row[:3] for row in rows] == [
-        ["table", "method", "T"], ["---"] * 3, ["table1", "eagle 2", "0"], ["table2", "eagle 2", "0"],
-        ["table", "method", "T"], ["---"] * 3, ["table2", "standard", "0"],
+    assert [row[:4] for row in rows] == [
+        ["table", "method", "T", ""], ["---"] * 4, ["table1, Vicuna 7B", "eagle 2", "0", "speedup"],
+        ["table1, Vicuna 7B", "eagle 2", "0", "tau"], ["table2", "eagle 2", "0", "speedup"],
+        ["table", "method", "T", ""], ["---"] * 4, ["table2", "standard", "0", "speedup"],
+        ["table2", "standard", "0", "alpha"],
     ]  # fmt: skip
-    assert rows[3][3:] == ["-", "-", "0.50 / 3.10", "-", "-", "-"]
-    again = (
-        f"* table2: `python -m experiments.benchmark {tmp_path / 'second' / 'config.yaml'}` at commit 0123456789ab; "
-    )
-    assert again in text and "batch 2" in text
-    assert paper_tables.text(runs[:0], []) == ""
+    assert rows[4][4:] == ["-", "0.50 / 3.10", "-"]
+    again = f"python -m experiments.benchmark {tmp_path / 'second' / 'config.yaml'}"
+    assert f"* table2: `{again}` at commit 0123456789ab; " in text and "batch 2" in text
+    assert paper_tables.text([]) == ""
 
 
 def test_measured_over_expected_is_the_steps_factor_over_the_rounds(cells, make_record):
@@ -579,6 +577,16 @@ def test_pooled_acceptance_counts_offers_and_tests(cells, make_record):
     older = cells([make_record(acceptance_histogram=(1, 1, 2), offered=None, tested=None)])
     unconditional, conditional = figures.pooled_by_position(older)
     assert unconditional == pytest.approx([3 / 4, 2 / 4]) and conditional == pytest.approx([3 / 4, 2 / 3])
+
+
+def test_a_legend_has_as_many_columns_as_fit():
+    # An entry takes 0.55 inches and 0.076 for each character.
+    assert figures.legend_columns(["abcd"] * 9, 9.4) == 5
+    assert figures.legend_columns(["x" * 23] * 4, 9.4) == 4  # 4 * 2.298 = 9.192
+    assert figures.legend_columns(["x" * 24] * 4, 9.4) == 3  # 4 * 2.374 > 9.4
+    # Three columns of two, 2.83 + 0.626 + 0.626: the long one widens its own alone.
+    assert figures.legend_columns(["x" * 30, "y", "y", "y", "y", "y"], 4.1) == 3
+    assert figures.legend_columns(["x" * 200, "y"], 9.4) == 1 == figures.legend_columns(["x"], 9.4)
 
 
 def test_all_tasks_together_are_told_by_run(cells, make_record, tmp_path):

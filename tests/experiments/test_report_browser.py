@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from experiments import report
+from experiments import report, reported
 from tests.experiments import run_folders
 
 pytestmark = pytest.mark.browser
@@ -37,6 +37,19 @@ CUT_OFF = """svg => {
     const across = within(box.left, box.right, edge.left, edge.right);
     return !(across && within(box.top, box.bottom, edge.top, edge.bottom));
   }).map(text => text.textContent);
+}"""
+
+
+# Pairs of words in a picture that lie upon one another.
+OVERLAPS = """svg => {
+  const boxes = [...svg.querySelectorAll("text")].map(text => [text.textContent, text.getBoundingClientRect()]);
+  const found = [];
+  boxes.forEach(([name, a], i) => boxes.slice(i + 1).forEach(([other, b]) => {
+    const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    if (across > 1 && down > 3) found.push([name, other]);  // lines of one title may touch
+  }));
+  return found;
 }"""
 
 
@@ -105,6 +118,22 @@ def test_every_table_and_figure_is_there_and_legible(open_page, scheme):
         assert page.locator(f".legend .{origin}").evaluate(CONTRAST) > 4.5
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark == (scheme == "dark")
+
+
+def test_many_methods_with_long_names_are_all_there(chromium, tmp_path, make_record):
+    folder = run_folders.crowded(tmp_path / "run", make_record)
+    assert report.run([str(folder)]) == 0
+    names = {record.method for record in reported.load(folder).records} - {"autoregressive"}
+    page = chromium.new_page(viewport={"width": 1280, "height": 900})
+    page.goto((folder / "report.html").as_uri())
+    figures = page.locator("figure")
+    assert figures.count() == len(FIGURES)
+    for figure in figures.all():
+        svg = figure.locator("svg")
+        shown = " ".join(svg.locator("text").all_text_contents())
+        assert [name for name in names if name not in shown] == []
+        assert svg.evaluate(CUT_OFF) == [] and svg.evaluate(OVERLAPS) == []
+    page.close()
 
 
 def test_two_methods_stand_side_by_side_and_can_be_chosen(open_page):
