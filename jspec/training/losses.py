@@ -74,13 +74,15 @@ RANKS = 8
 
 
 def rank(log_probs: jax.Array, label: jax.Array) -> jax.Array:
-    """How many tokens of a draft's law are more likely than the label: `[..., Vd]` and `[...]` -> `[...]` int32.
+    """How many tokens of a draft's law come before the label: `[..., Vd]` and `[...]` -> `[...]` int32.
 
-    A label that the draft cannot say, below 0, has rank Vd.
+    Those that are more likely, and of those as likely the earlier ones, as an argmax has it. A label that the draft
+    cannot say, below 0, has rank Vd.
     """
     likelihood = jnp.take_along_axis(log_probs, jnp.maximum(label, 0)[..., None], axis=-1)
-    above = jnp.sum(log_probs > likelihood, axis=-1, dtype=jnp.int32)
-    return jnp.where(label < 0, log_probs.shape[-1], above)
+    earlier = jnp.arange(log_probs.shape[-1]) < label[..., None]
+    before = (log_probs > likelihood) | ((log_probs == likelihood) & earlier)
+    return jnp.where(label < 0, log_probs.shape[-1], jnp.sum(before, axis=-1, dtype=jnp.int32))
 
 
 @flax.struct.dataclass

@@ -68,3 +68,5 @@ def test_depths_count_chains():
 def test_ranks_of_what_the_target_says():
     law = jnp.log(jnp.array([[0.1, 0.6, 0.3], [0.1, 0.6, 0.3], [0.1, 0.6, 0.3], [0.1, 0.6, 0.3]]))
     assert losses.rank(law, jnp.array([1, 2, 0, -1])).tolist() == [0, 1, 2, 3]
+    # A draft that knows nothing has an order all the same: it is not right about everything.
+    assert losses.rank(jnp.zeros((3, 3)), jnp.array([0, 1, 2])).tolist() == [0, 1, 2]
