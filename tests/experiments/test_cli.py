@@ -1,5 +1,6 @@
 import dataclasses
 import errno
+import importlib.util
 import json
 import pathlib
 import sys
@@ -63,7 +64,7 @@ def test_the_last_line_is_the_document(script):
     assert seen == [Config(7, run_folder.RunSettings(folder, command))]
 
 
-def test_a_run_knows_the_command_that_started_it(script):
+def test_a_run_knows_the_command_that_started_it(script, monkeypatch):
     seen = []
 
     def main(config):
@@ -74,8 +75,9 @@ def test_a_run_knows_the_command_that_started_it(script):
     script(main, "my debug.yaml", "gamma=7", "run.folder=some where")  # where results go is no part of it
     assert seen == [run_folder.RunSettings("some where", f"python -m {__name__} 'my debug.yaml' gamma=7")]
     main.__module__ = "__main__"
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", importlib.util.find_spec("experiments.benchmark"))
     script(main, "debug.yaml")
-    assert seen[1].command == f"python -m {sys.modules['__main__'].__spec__.name} debug.yaml"
+    assert seen[1].command == "python -m experiments.benchmark debug.yaml"
 
 
 def test_the_same_command_finds_the_same_folder_and_another_one_does_not(script):

@@ -127,16 +127,15 @@ def test_users_mistakes_are_one_line(script, overrides, message, capsys):
 
 
 def test_configs_of_the_past_are_read_without_what_is_gone():
-    """Those that the shipped drafts' cards have kept, as they are and with a setting that earlier versions had."""
+    """Those that the shipped drafts' cards have kept, with a setting that no longer exists."""
     cards = [references.pretrained_folder() / name / "card.json" for name in references.pretrained()]
-    assert cards
-    for path in cards:
-        config = json.loads(path.read_text())["config"]
-        before = {**config, "training": {**config["training"], "warm_rows": 2048}}
-        found = [train.of_the_past(each, "card") for each in (config, before)]
-        assert found[0] == found[1]
-        again = config_lib.as_mapping(found[1], train.registries())
-        assert all(again[key] == config[key] for key in ("recipe", "data", "training"))
+    configs = [json.loads(path.read_text())["config"] for path in cards]
+    assert len(configs) >= 4
+    for config in configs:
+        past = {**config, "training": {**config["training"], "warm_rows": 2048}}
+        again = config_lib.as_mapping(train.of_the_past(past, "card"), train.registries())
+        assert again["training"] == config["training"]
+        assert again["recipe"] == config["recipe"] and again["data"] == config["data"]
     with pytest.raises(config_lib.ConfigError, match="card: training.warm_cols: unknown key"):
         train.of_the_past({**config, "training": {"warm_cols": 1}}, "card")
     with pytest.raises(config_lib.ConfigError, match="run: training: expected a mapping"):

@@ -138,10 +138,13 @@ def test_what_the_drafters_make_of_it(tmp_path):
     own = np.asarray(transformer.output_matrix(tiny.noisy_twin().model))
     np.testing.assert_array_equal(params["model"].params["head"], own[np.sort(IDS)])
 
-    # Two vocabularies are one too many.
+    # Of an EAGLE-1 head, whose rows are the target's, another may take its place; else two are one too many.
     path = tmp_path / "ids.json"
     path.write_text("[1, 2, 3]")
-    for form, which in (("eagle", "head has"), ("medusa", "heads have"), ("standard", "draft has")):
+    _, head = dataclasses.replace(settings["eagle"], vocabulary=drafters.Vocabulary(str(path))).build(target)
+    np.testing.assert_array_equal(head.params["draft_ids"], [1, 2, 3])
+    np.testing.assert_array_equal(head.params["head"], rows[[1, 2, 3]])
+    for form, which in (("medusa", "heads have"), ("standard", "draft has")):
         twice = dataclasses.replace(settings[form], vocabulary=drafters.Vocabulary(str(path)))
         with pytest.raises(ValueError, match=f"vocabulary: the {which} a reduced vocabulary of (its|their) own"):
             twice.build(target)
