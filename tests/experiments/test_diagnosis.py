@@ -74,6 +74,13 @@ def test_a_draft_that_nothing_accepts_is_taken_for_a_wrong_one():
     assert diagnosis.acceptance(CHAIN, FADING, forecast()).status == "ok"
 
 
+def test_chance_is_less_for_heads_that_do_not_see_the_token_before():
+    found = summary([[1]] * 3 + [[0]] * 17)  # 15 of 100
+    status = lambda method: diagnosis.acceptance(method, found, forecast(method, found, nodes=(1, 2))).status
+    heads = dataclasses.replace(CHAIN, by_call=False)
+    assert (status(CHAIN), status(heads), status(LOOKUP)) == ("warning", "ok", "warning")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

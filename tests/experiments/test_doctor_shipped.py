@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments import cli, diagnosis, doctor
+from experiments import cli, doctor
 from jspec import costs
 from jspec.weights import references, safetensors_files
 
@@ -41,7 +41,6 @@ def test_shipped_drafts_are_healthy(name, capsys, monkeypatch):
     assert findings["target"]["status"] == "ok" and findings["greedy text"]["status"] == "ok"
     assert findings["acceptance"]["status"] == "ok", findings["acceptance"]
     assert STALE not in document["verdict"]
-    assert document["acceptance"]["alpha"] > diagnosis.NEAR_CHANCE
 
 
 def test_a_shipped_head_with_shuffled_weights_is_stale(capsys, monkeypatch):
