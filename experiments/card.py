@@ -24,7 +24,7 @@ import numpy as np
 import jspec
 from experiments import benchmark, card_text, cli, overall, records, run_folder, settings, train
 from jspec import config as config_lib
-from jspec import config_files, types
+from jspec import types
 from jspec.drafters import draft_vocabulary
 from jspec.models import heads
 from jspec.training import data
@@ -76,7 +76,7 @@ class Card:
 def main(config: Card) -> dict:
     """Write the draft, or only its card when the draft is there already."""
     run = run_folder.read(config.training, train.CELL_KEYS)
-    trained = train.of_the_past(config_files.read(run.path / "config.yaml")[0], str(run.path / "config.yaml"))
+    trained = config_lib.load(train.Train, run.path / "config.yaml", registries=train.registries())
     measured = None if config.benchmark is None else run_folder.read(config.benchmark)
     place = _exported(run.path)
     settings.check_references(trained.target)

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -88,25 +87,11 @@ class Train:
 
 
 CELL_KEYS = ("step",)
-# Keys of `training` in earlier versions, never set to anything but their defaults.
-FORMER_SETTINGS = ("warm_rows",)
 
 
 def registries() -> config_lib.Registries:
     """Those of every config, and the recipes."""
     return {**config_lib.default_registries(), objectives.Recipe: objectives.REGISTRY}
-
-
-def of_the_past(content: Mapping[str, Any], source: str) -> Train:
-    """The config that a run folder or a draft's card has kept, as plain data, whatever version wrote it.
-
-    Raises:
-      ConfigError: naming `source`, and what is at fault.
-    """
-    given = content.get("training")
-    if isinstance(given, Mapping):
-        content = {**content, "training": {key: given[key] for key in given if key not in FORMER_SETTINGS}}
-    return config_lib.parse(Train, content, registries(), source)
 
 
 def main(config: Train) -> dict:

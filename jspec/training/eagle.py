@@ -6,7 +6,8 @@
               of `unroll`, step s weighted by 0.8^s
 
 They are one recipe: either version may be trained for any number of steps. The released code starts both at random;
-here the layer starts as the target's last, and what is linear in the next feature by regression (`linear_start`).
+here the layer starts as the target's last, what is linear in the next feature by regression (`linear_start`), and
+EAGLE-3's attention by correlation (`matching`).
 
 Differs from the released code: EAGLE-1's noise there shrinks with the row's length, here its width is a setting. Labels
 outside a reduced vocabulary carry no loss (as in EAGLE-3's code), but count as misses when acceptance is measured.
@@ -43,9 +44,9 @@ class Eagle:
     regression:     weight of the feature regression: 1 for EAGLE-1, 0 for EAGLE-3.
     distillation:   weight of the cross entropy of the laws: 0.1 for EAGLE-1, 1 for EAGLE-3.
     noise:          the features get uniform noise in [-noise, noise]: 0.1 for EAGLE-1, 0 for EAGLE-3.
-    start:          `linear`: the layer starts as the target's last, and each matrix that the next feature is linear in
-                    by regression (`linear_start`); `target`: the layer starts as the target's last, the input product
-                    as the identity; `random`.
+    start:          `linear`: the layer starts as the target's last, each matrix that the next feature is linear in by
+                    regression (`linear_start`), and EAGLE-3's attention by correlation (`matching`); `target`: the
+                    layer starts as the target's last, the input product as the identity; `random`.
     train_head:     EAGLE-3: train its output matrix too, as the paper does; else it stays the target's rows.
     input_norm:     EAGLE-1: a norm before the layer's attention, as the target's layers have (the released heads have
                     none).
