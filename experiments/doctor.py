@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments import cli, diagnosis, greedy_check, records, run_folder, runner, settings, tables
-from jspec import costs, decode, drafters, generation, rounds, types
-from jspec import sampling as sampling_lib
+from experiments import cli, diagnosis, greedy_check, records, run_folder, runner, sample_run, settings, tables
+from jspec import costs, decode, drafters, rounds, types
 from jspec.drafters import eagle, standard
 from jspec.weights import head_files, load, medusa_files, pairing
 
@@ -31,45 +30,20 @@ NAME = "speculation"
 
 
 @dataclasses.dataclass(frozen=True)
-class Doctor:
-    """The config.
+class Doctor(sample_run.SampleRun):
+    """The config: `SampleRun`, and
 
-    target:         the model to speed up.
-    drafter:        what proposes, with its draft.
-    verifier:       what decides.
-    prompts:        samples.
-    temperature:    0 is greedy.
-    filters:        cuts of the law.
-    max_new_tokens: per prompt.
-    batch:          prompts decoded together; their number must divide by it.
-    seed:           of the sampling.
-    run:            the run folder.
+    verifier: what decides.
     """
 
-    target: settings.TargetSettings
-    drafter: types.Drafter
-    verifier: types.Verifier = decode.REJECTION
     prompts: settings.PromptSettings = settings.PromptSettings(per_task=1)
-    temperature: float = 0.0
-    filters: settings.Filters = settings.Filters()
-    max_new_tokens: int = 64
-    batch: int = 1
-    seed: int = 0
-    run: run_folder.RunSettings = run_folder.RunSettings()
-
-    def __post_init__(self):
-        sampling_lib.make(1, max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-        generation.check_seed(self.seed)
-        if self.batch < 1:
-            raise ValueError(f"batch {self.batch} is below 1")
+    verifier: types.Verifier = decode.REJECTION
 
 
 def main(config: Doctor) -> dict:
     """Examine."""
-    settings.check_references(config.target, config.drafter)
-    batches = runner.in_batches(settings.load_prompts(config.prompts), config.batch, "the set")
-    folder = run_folder.open_folder(config.run.folder, config, cell_keys=())
-    target = settings.load_target(config.target)
+    opened = sample_run.open_run(config)
+    folder, target = opened.folder, opened.target
     pair = pair_up(config.drafter, target)
     programs = {
         name: costs.Program(types.Params(target.model, draft), bound, verifier)
@@ -78,14 +52,7 @@ def main(config: Doctor) -> dict:
             (NAME, (pair.bound, pair.draft), config.verifier),
         )
     }
-    prompts = [prompt for batch in batches for prompt in batch]
-    encoded = dict(zip(prompts, settings.encode(target, prompts, config.prompts)))
-    needed = max(map(len, encoded.values())) + config.max_new_tokens
-    capacity = runner.capacity(target, [pair.bound], needed)
-    groups = [runner.group(batch, encoded, capacity, config.seed) for batch in batches]
-    running = runner.Runner(
-        target, programs, capacity, batch=config.batch, filters=config.filters, max_new_tokens=config.max_new_tokens
-    )
+    running, groups = sample_run.prepare(config, opened, programs)
     measured = _measure(config, running, groups, pair)
     report = _report(config, target, pair, groups, measured)
     run_folder.write_text_atomic(folder.path / "doctor.json", json.dumps(report, indent=2, allow_nan=False) + "\n")

@@ -20,54 +20,33 @@ from typing import Any
 
 import numpy as np
 
-from experiments import cli, rank_acceptance, run_folder, runner, settings, tables
-from jspec import costs, decode, drafters, generation, optimal_trees, types
-from jspec import sampling as sampling_lib
+from experiments import cli, rank_acceptance, run_folder, runner, sample_run, tables
+from jspec import costs, decode, drafters, optimal_trees, types
 
 NAME = "star"
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimalTree:
-    """The config.
+class OptimalTree(sample_run.SampleRun):
+    """The config: `SampleRun`, whose drafter fills static trees (its own tree does not matter), and
 
-    target:         the model to speed up.
-    drafter:        that fills static trees, with its draft; its own tree does not matter.
-    ranks:          candidates of a node.
-    sizes:          of trees, the root included, among which to choose; 1 is added.
-    max_depth:      of the deepest tree, in draft calls.
-    prompts:        samples.
-    temperature:    0 is greedy.
-    filters:        cuts of the law.
-    max_new_tokens: per prompt.
-    batch:          prompts decoded together; their number must divide by it.
-    seed:           of the sampling.
-    run:            the run folder.
+    ranks:     candidates of a node.
+    sizes:     of trees, the root included, among which to choose; 1 is added.
+    max_depth: of the deepest tree, in draft calls.
     """
 
-    target: settings.TargetSettings
-    drafter: types.Drafter
+    temperature: float = 0.6
     ranks: int = 8
     sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
     max_depth: int = 8
-    prompts: settings.PromptSettings = settings.PromptSettings()
-    temperature: float = 0.6
-    filters: settings.Filters = settings.Filters()
-    max_new_tokens: int = 64
-    batch: int = 1
-    seed: int = 0
-    run: run_folder.RunSettings = run_folder.RunSettings()
 
     def __post_init__(self):
-        sampling_lib.make(1, max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-        generation.check_seed(self.seed)
+        super().__post_init__()
         rank_acceptance.star(self.drafter, self.ranks)
         if not self.sizes or min(self.sizes) < 1:
             raise ValueError(f"sizes {list(self.sizes)}: at least one, each 1 or more")
         if self.max_depth < 1:
             raise ValueError(f"max_depth {self.max_depth} is below 1")
-        if self.batch < 1:
-            raise ValueError(f"batch {self.batch} is below 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,17 +67,11 @@ class Measured:
 
 def main(config: OptimalTree) -> dict[str, Any]:
     """Measure, and find the tree."""
-    settings.check_references(config.target, config.drafter)
-    batches = runner.in_batches(settings.load_prompts(config.prompts), config.batch, "the set")
-    folder = run_folder.open_folder(config.run.folder, config, cell_keys=())
-    target = settings.load_target(config.target)
-    prompts = [prompt for batch in batches for prompt in batch]
-    encoded = dict(zip(prompts, settings.encode(target, prompts, config.prompts)))
-    program = _program(target, rank_acceptance.star(config.drafter, config.ranks))
-    needed = max(map(len, encoded.values())) + config.max_new_tokens
-    capacity = runner.capacity(target, [program.drafter], needed)
-    groups = [runner.group(batch, encoded, capacity, config.seed) for batch in batches]
-    measured = _measure(config, target, program, groups, capacity)
+    opened = sample_run.open_run(config)
+    folder, target = opened.folder, opened.target
+    drafter = rank_acceptance.star(config.drafter, config.ranks)
+    programs = {runner.BASELINE: _program(target, drafters.Autoregressive()), NAME: _program(target, drafter)}
+    measured = _measure(config, programs[NAME], *sample_run.prepare(config, opened, programs))
     document = report(config, measured)
     headers = ("nodes", "depth", "tokens a round", "expected speedup")
     table = "\n".join(tables.markdown(headers, [[size[key] for key in _COLUMNS] for size in document["sizes"]])) + "\n"
@@ -117,12 +90,8 @@ def _program(target: types.Target, drafter: types.Drafter) -> costs.Program:
 
 
 def _measure(
-    config: OptimalTree, target: types.Target, program: costs.Program, groups: Sequence[runner.Group], capacity: int
+    config: OptimalTree, program: costs.Program, running: runner.Runner, groups: Sequence[runner.Group]
 ) -> Measured:
-    programs = {runner.BASELINE: _program(target, drafters.Autoregressive()), NAME: program}
-    running = runner.Runner(
-        target, programs, capacity, batch=config.batch, filters=config.filters, max_new_tokens=config.max_new_tokens
-    )
     accepted, rounds = np.zeros(config.ranks, int), 0
     with cli.progress(len(groups) + 1, "optimal tree") as advance:
         for number, group in enumerate(groups, start=1):

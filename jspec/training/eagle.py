@@ -6,8 +6,7 @@
               of `unroll`, step s weighted by 0.8^s
 
 They are one recipe: either version may be trained for any number of steps. The released code starts both at random;
-here the layer starts as the target's last, what is linear in the next feature by regression (`linear_start`), and
-EAGLE-3's attention by correlation (`matching`).
+here they start near the target's next feature (`eagle_start`).
 
 Differs from the released code: EAGLE-1's noise there shrinks with the row's length, here its width is a setting. Labels
 outside a reduced vocabulary carry no loss (as in EAGLE-3's code), but count as misses when acceptance is measured.
@@ -16,20 +15,17 @@ outside a reduced vocabulary carry no loss (as in EAGLE-3's code), but count as 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jspec import types
 from jspec.drafters import base
 from jspec.drafters import eagle as eagle_drafter
 from jspec.models import heads as heads_lib
-from jspec.models import layers, transformer
-from jspec.training import data, linear_start, losses, matching, objectives, unroll
+from jspec.training import data, eagle_start, linear_start, losses, objectives, unroll
 from jspec.weights import eagle_files
 
 
@@ -44,9 +40,8 @@ class Eagle:
     regression:     weight of the feature regression: 1 for EAGLE-1, 0 for EAGLE-3.
     distillation:   weight of the cross entropy of the laws: 0.1 for EAGLE-1, 1 for EAGLE-3.
     noise:          the features get uniform noise in [-noise, noise]: 0.1 for EAGLE-1, 0 for EAGLE-3.
-    start:          `linear`: the layer starts as the target's last, each matrix that the next feature is linear in by
-                    regression (`linear_start`), and EAGLE-3's attention by correlation (`matching`); `target`: the
-                    layer starts as the target's last, the input product as the identity; `random`.
+    start:          `target`: the layer starts as the target's last, the input product as the identity; `linear`: from
+                    there in closed form (`eagle_start.ClosedForm`); `random`.
     train_head:     EAGLE-3: train its output matrix too, as the paper does; else it stays the target's rows.
     input_norm:     EAGLE-1: a norm before the layer's attention, as the target's layers have (the released heads have
                     none).
@@ -125,87 +120,13 @@ class BoundEagle(objectives.Bound):
             params.pop("head", None)
         if self.start == "random":
             return params
-        last = target.model.params["layers"][-1]
-        layer, width = dict(params["layer"]), self.config.layer.width
-        for name in set(layer) & set(last) - {"qkv", "attention_norm"}:
-            layer[name] = last[name]
-        eye = jnp.eye(width)
-        if self.config.version == 1:
-            layer["qkv"] = last["qkv"]
-            if "attention_norm" in layer:
-                layer["attention_norm"] = last["attention_norm"]
-            embed = target.model.params["embed"].astype(jnp.float32) * target.model.config.embedding_scale
-            scale = jnp.sqrt(jnp.mean(embed**2))  # embeddings are small beside a normed state
-            params["fc"] = jnp.concatenate([eye / scale, eye], axis=1)
-        else:
-            layer["qkv"] = jnp.concatenate([last["qkv"], last["qkv"]], axis=1)
-            layer["embed_norm"] = layer["hidden_norm"] = last["attention_norm"]
-            params["fc"] = jnp.concatenate([jnp.zeros((width, width * (self.config.num_features - 1))), eye], axis=1)
-            params["norm"] = target.model.params["final_norm"]
-            if "head" in params:
-                params["head"] = vocabulary.matrix
-        return jax.tree.map(lambda leaf: jnp.array(leaf, jnp.float32), {**params, "layer": layer})
+        return eagle_start.from_target(params, self.config, target, vocabulary)
 
     def warm(self, trained, target, vocabulary, text):
-        """Attention's and the feed-forward product by regression (`linear_start`) on the next feature, for EAGLE-3 on
-        what its last norm makes that of; the input product before them on the same, for EAGLE-3 on the feature that it
-        fuses. Where attention looks: `matching`."""
+        """What is linear in the next feature in closed form; for EAGLE-3 its last norm's size by trial."""
         if self.start != "linear":
             return trained
-        model = target.model
-        scale = 1.0 if self.config.version == 1 else 1.0 / model.params["final_norm"].astype(jnp.float32)
-
-        def features(view):
-            return view.features if self.feature_layers else view.final[:, :, None]
-
-        def goal(batch, view, ahead):
-            return data.shift(batch.at_places(view.final.astype(jnp.float32)), ahead) * scale
-
-        def fused(batch, view):
-            inputs = batch.at_places(features(view).reshape(*batch.tokens.shape, -1))
-            if self.config.version == 1:
-                inputs = jnp.concatenate([transformer.embed(model, batch.next_tokens), inputs], axis=-1)
-                return inputs, goal(batch, view, 1), batch.labelled(2)
-            # The state that the features belong to: what the first step reads is then like what later ones read.
-            return inputs, goal(batch, view, 0), batch.labelled(1)
-
-        trained = {**trained, "fc": jnp.asarray(linear_start.solve(fused(*each) for each in text()))}
-
-        def states(batch, view):
-            return heads_lib.fuse(heads_lib.EagleHead(trained, self.config), features(view).astype(jnp.float32))
-
-        @jax.jit
-        def neighbours(batch, view):
-            head, next_tokens = heads_lib.EagleHead(trained, self.config), data.shift(batch.tokens, 1)
-            _, normed = heads_lib.eagle_inputs(head, model, next_tokens, states(batch, view))
-            here, there = batch.at_places((normed, data.shift(normed, 1)))
-            token = transformer.embed(model, batch.at_places(data.shift(batch.tokens, 2))).astype(jnp.float32)
-            # Of one size, so that both are worth the same.
-            both = [layers.rms_norm(x, jnp.ones(x.shape[-1]), 1e-6) for x in (goal(batch, view, 1) / scale, token)]
-            return matching.Neighbours(here, there, jnp.concatenate(both, axis=-1), batch.labelled(2))
-
-        @functools.partial(jax.jit, static_argnames="steps")
-        def readings(layer, batch, view, steps):
-            head = heads_lib.EagleHead({**trained, "layer": layer}, self.config)
-            return [
-                linear_start.Reading(
-                    step.residual, step.gathered, goal(batch, view, s + 1), self.decay**s * batch.labelled(s + 2)
-                )
-                for s, step in enumerate(unroll.chains(head, model, batch, states(batch, view), steps))
-            ]
-
-        layer, shape = trained["layer"], self.config.layer
-        # EAGLE-1's attention reads token and feature mixed by the input product; there it gains nothing.
-        if self.config.version == 3 and matching.possible(shape):
-            inputs = layer["qkv"].shape[1]
-            of_state = np.arange(inputs - shape.width, inputs)
-            found = matching.projections(shape, of_state, lambda: (neighbours(*each) for each in text()))
-            layer = {**layer, "qkv": jnp.asarray(found)}
-        # The first step alone; then all steps together, in chains of what that found.
-        for steps in sorted({1, self.depths}):
-            chains = lambda layer: (one for each in text() for one in readings(layer, *each, steps=steps))
-            layer = linear_start.fit_layer(layer, shape, chains)
-        trained = {**trained, "layer": layer}
+        trained = eagle_start.ClosedForm(target.model, self.config, self.depths, self.decay).fit(trained, text)
         if self.config.version == 1:
             return trained
         return linear_start.temper(trained, "norm", self, target, vocabulary, text)
