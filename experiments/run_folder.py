@@ -195,7 +195,7 @@ def open_folder(
             )
         changed = [key for key in own if stored.get(key) != own[key]]
         if changed:
-            warnings.warn(f"{path} was started with another {' and '.join(changed)}; records tell which", stacklevel=2)
+            warnings.warn(f"{path}: not as it was started: {', '.join(changed)}; records tell which", stacklevel=2)
     elif strangers := sorted(
         item.name for item in path.iterdir() if item.name not in ("config.yaml", folder_lock.NAME)
     ):

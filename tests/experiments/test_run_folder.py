@@ -178,7 +178,7 @@ def test_another_environment_is_pointed_out(tmp_path):
     open_folder(tmp_path)
     file = tmp_path / "environment.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "device": "abacus", "cores": 0}))
-    with pytest.warns(UserWarning, match="was started with another device and cores"):
+    with pytest.warns(UserWarning, match="not as it was started: device, cores"):
         open_folder(tmp_path)
 
 
