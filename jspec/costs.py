@@ -1,7 +1,8 @@
 """What a round costs: each part timed alone, at the same length and batch as a real one.
 
-`metrics.expected_speedup` puts them together. The state is donated from call to call as in the loop, so that no cache
-copy is timed.
+`metrics.expected_speedup` puts them together. A part is repeated on the device, as rounds are in the decoding loop: the
+host's work to start a program, which weighs most on a short step, is no cost of a round. The state is donated from call
+to call, so that no cache copy is timed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jspec import tree as tree_lib
 
 
 class Costs(NamedTuple):
-    """Median seconds of each part.
+    """Median seconds of each part, once.
 
     verify: the target pass over all nodes, the verdict and the commit.
     draft:  all of a round's drafting.
@@ -42,14 +43,33 @@ class Program:
         verify.check(self.verifier, self.drafter)
 
 
-_propose_jit = jax.jit(
-    lambda params, rng_keys, state, sampling, drafter: decode.propose(
-        params, rng_keys, state, drafter=drafter, sampling=sampling
-    ),
-    static_argnames="drafter",
-    donate_argnames="state",
-)
-_verify_jit = jax.jit(decode.verify_and_commit, static_argnames=("drafter", "verifier"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnames="drafter", donate_argnames="state")
+def _propose_jit(params, rng_keys, state, sampling, drafter, times):
+    """Propose so often. Returns the last tree, and the state."""
+    step = lambda carry: decode.propose(params, rng_keys, carry[1], drafter=drafter, sampling=sampling)
+    shapes, _ = jax.eval_shape(step, (None, state))
+    return _repeat(step, (jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes), state), times)
+
+
+@functools.partial(jax.jit, static_argnames=("drafter", "verifier"), donate_argnames="state")
+def _verify_jit(params, rng_keys, state, tree, drafter, verifier, sampling, times):
+    """Verify one tree so often, each time behind what the time before committed."""
+
+    def step(state):
+        state = decode.verify_and_commit(
+            params, rng_keys, state, tree, drafter=drafter, verifier=verifier, sampling=sampling
+        )
+        # A stop id must not end the measurement.
+        return state.replace(finish_reason=jnp.full_like(state.finish_reason, decode.RUNNING))
+
+    return _repeat(step, state, times)
+
+
+def _repeat(step, carry, times):
+    # Without the barrier, what is the same every time would be computed once, before the loop.
+    return jax.lax.fori_loop(0, times, lambda _, carry: step(jax.lax.optimization_barrier(carry)), carry)
+
+
 _forward_jit = jax.jit(decode.forward_tree, static_argnames="feature_layers")
 
 
@@ -85,28 +105,27 @@ class Part:
         )
         self.draft()
 
-    def draft(self) -> types.TokenTree:
-        """Propose."""
+    def draft(self, times: int = 1) -> types.TokenTree:
+        """Propose, so often."""
         program = self._program
         self._tree, self._state = _propose_jit(
-            program.params, self._rng_keys, self._state, self._sampling, program.drafter
+            program.params, self._rng_keys, self._state, self._sampling, program.drafter, times
         )
         return self._tree
 
-    def verify(self) -> jax.Array:
-        """Verify the last proposal and commit. Returns the lengths."""
+    def verify(self, times: int = 1) -> jax.Array:
+        """Verify the last proposal and commit, so often. Returns the lengths."""
         program = self._program
-        state = _verify_jit(
+        self._state = _verify_jit(
             program.params,
             self._rng_keys,
             self._state,
             self._tree,
-            drafter=program.drafter,
-            verifier=program.verifier,
-            sampling=self._sampling,
+            program.drafter,
+            program.verifier,
+            self._sampling,
+            times,
         )
-        # A stop id must not end the measurement.
-        self._state = state.replace(finish_reason=jnp.full_like(state.finish_reason, decode.RUNNING))
         return self._state.length
 
     def forward(self) -> types.Outputs:
@@ -133,21 +152,22 @@ class Part:
         return draft
 
 
-def measure(parts: dict[str, Part], rounds: int = 10) -> dict[str, Costs]:
-    """Median times of the parts of every method, in turns.
+def measure(parts: dict[str, Part], rounds: int = 6, times: int = 4) -> dict[str, Costs]:
+    """Times of the parts of every method, in turns.
 
     Medians, not bests: how far a verifier walks differs from round to round, and what is expected of a run is the mean.
 
     Args:
       parts: by method.
-      rounds: timed rounds of each, after one that compiles.
+      rounds: timed calls of each, after one that compiles.
+      times: repetitions a call.
     """
     seconds = {name: ([], []) for name in parts}
     for index in range(rounds + 1):
         for name in list(parts)[:: -1 if index % 2 else 1]:
-            for call, times in zip((parts[name].verify, parts[name].draft), seconds[name]):
-                times.append(timing.timed(call)[1])
-    return {name: Costs(*(statistics.median(times[1:]) for times in both)) for name, both in seconds.items()}
+            for call, found in zip((parts[name].verify, parts[name].draft), seconds[name]):
+                found.append(timing.timed(call, times)[1] / times)
+    return {name: Costs(*(statistics.median(found[1:]) for found in both)) for name, both in seconds.items()}
 
 
 def measure_passes(part: Part, sizes: Iterable[int], rounds: int = 10) -> dict[int, float]:
