@@ -1,10 +1,11 @@
 """Make a trained draft ready to ship: its files in bfloat16, and a card that says what it is.
 
-    python -m experiments.card training=RUN out=jspec/pretrained/smollm2-135m/eagle3 [benchmark=RUN] [data="..."]
+    python -m experiments.card training=RUN out=jspec/pretrained/smollm2-135m/eagle3 "benchmark=[RUN]" [data="..."]
 
 RUN is the folder of a finished `experiments.train`; the other one that of `configs/drafts.yaml`, run with the files
-that this script has written. So it is called twice: without a benchmark, and once there is one with it, which only
-replaces the card. The folder gets the draft's files, `card.json` and `card.md`.
+that this script has written (several, where each has other temperatures). So it is called twice: without a benchmark,
+and once there is one with it, which only replaces the card. The folder gets the draft's files, `card.json` and
+`card.md`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -48,7 +50,7 @@ class Card:
     training:  run folder of `experiments.train`, finished.
     out:       the folder to write.
     reference: what configs call it; None means `pretrained:` and the last two parts of `out`.
-    benchmark: run folder of `experiments.benchmark` whose methods use it under that name.
+    benchmark: run folders of `experiments.benchmark` whose methods use it under that name, on the same prompts.
     data:      what the training text is, in words.
     dtype:     of the written tensors.
     replace:   put these files in the place of others that are in `out`.
@@ -57,7 +59,7 @@ class Card:
     training: str
     out: str
     reference: str | None = None
-    benchmark: str | None = None
+    benchmark: tuple[str, ...] = ()
     data: str = ""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     replace: bool = False
@@ -77,7 +79,7 @@ def main(config: Card) -> dict:
     """Write the draft, or only its card when the draft is there already."""
     run = run_folder.read(config.training, train.CELL_KEYS)
     trained = config_lib.load(train.Train, run.path / "config.yaml", registries=train.registries())
-    measured = None if config.benchmark is None else run_folder.read(config.benchmark)
+    measured = [run_folder.read(path) for path in config.benchmark]
     place = _exported(run.path)
     settings.check_references(trained.target)
     settings.compile_as_wanted(trained.target)
@@ -176,7 +178,7 @@ def _card(
     config: Card,
     run: run_folder.PastRun,
     trained: train.Train,
-    measured: run_folder.PastRun | None,
+    measured: Sequence[run_folder.PastRun],
     target: types.Target,
     draft: Any,
     folder: pathlib.Path,
@@ -213,7 +215,7 @@ def _card(
                 "config_hash": run.environment["config_hash"],
             },
             "held_out": held_out,
-            "benchmark": None if measured is None else _benchmark(measured, config.name, sha256),
+            "benchmark": _benchmark(measured, config.name, sha256) if measured else None,
             "config": _shown(config_lib.as_mapping(trained, train.registries())),
         }
     )
@@ -252,37 +254,53 @@ def _shown(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _benchmark(measured: run_folder.PastRun, reference: str, sha256: str) -> dict[str, Any]:
-    """The methods of a benchmark that use the draft, all tasks together.
+def _benchmark(runs: Sequence[run_folder.PastRun], reference: str, sha256: str) -> dict[str, Any]:
+    """The methods of benchmarks that use the draft, all tasks together.
 
     Raises:
-      ValueError: there are none, or they used another file under the same name.
+      ValueError: there are none, they used another file under the same name, or the runs had other prompts.
     """
-    everything = overall.overall([records.Record.from_json(record) for record in measured.records])
+    everything, circumstances = [], {}
+    for run in runs:
+        own, among = _methods(run, reference, sha256), _circumstances(run)
+        everything += own
+        circumstances = circumstances or among
+        for key, value in among.items():
+            if value != circumstances[key]:
+                raise ValueError(f"{runs[0].path} and {run.path} differ in {key}: {circumstances[key]} and {value}")
+    return {
+        "config_hashes": [run.environment["config_hash"] for run in runs],
+        "device": run_folder.device_name(runs[0].environment),
+        **circumstances,
+        "methods": [each.to_json() for each in everything],
+    }
+
+
+def _methods(run: run_folder.PastRun, reference: str, sha256: str) -> list[overall.Overall]:
+    everything = overall.overall([records.Record.from_json(record) for record in run.records])
     own = [each for each in everything if each.draft == reference]
     if not own:
         known = sorted({each.draft for each in everything if each.draft is not None})
-        raise ValueError(f"{measured.path} has no method with draft {reference}; known: {', '.join(known) or 'none'}")
+        raise ValueError(f"{run.path} has no method with draft {reference}; known: {', '.join(known) or 'none'}")
     for each in own:
         if each.draft_sha256 != sha256:
             raise ValueError(
-                f"{measured.path} measured another {reference}, with sha256 {each.draft_sha256}; this one has {sha256}"
+                f"{run.path} measured another {reference}, with sha256 {each.draft_sha256}; this one has {sha256}"
             )
-    prompts, config = None, config_lib.load(benchmark.Benchmark, measured.path / "config.yaml")
-    if (measured.path / "prompts.json").is_file():
-        chosen = references.read_json(measured.path / "prompts.json")
+    return own
+
+
+def _circumstances(run: run_folder.PastRun) -> dict[str, Any]:
+    """What runs have to have in common to stand on one card."""
+    prompts, config = None, config_lib.load(benchmark.Benchmark, run.path / "config.yaml")
+    if (run.path / "prompts.json").is_file():
+        chosen = references.read_json(run.path / "prompts.json")
         prompts = {
             "file": pathlib.PurePath(config.prompts.file or "the project's own").name,
             "tasks": {task: len(ids) for task, ids in chosen["ids"].items()},
             "skipped": chosen["skipped"],
         }
-    return {
-        "config_hash": measured.environment["config_hash"],
-        "device": run_folder.device_name(measured.environment),
-        "max_new_tokens": config.max_new_tokens,
-        "prompts": prompts,
-        "methods": [each.to_json() for each in own],
-    }
+    return {"max_new_tokens": config.max_new_tokens, "prompts": prompts}
 
 
 if __name__ == "__main__":

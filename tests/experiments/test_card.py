@@ -127,7 +127,7 @@ def test_a_benchmark_adds_its_figures_and_only_the_card_changes(runs, tmp_path, 
     assert {record["draft_sha256"] for record in document["records"] if record["method"] == "eagle"} == {digest}
     weights = {path: path.stat().st_mtime_ns for path in shelf.rglob("*.*") if "card" not in path.name}
 
-    assert make("training=eagle1", f"out={shelf / 'tiny' / 'eagle1'}", f"benchmark={measured}") == 0
+    assert make("training=eagle1", f"out={shelf / 'tiny' / 'eagle1'}", f"benchmark=[{measured}]") == 0
     document, *_ = last_line(capsys)
     found = document["card"]["benchmark"]
     assert [(each["method"], each["temperature"]) for each in found["methods"]] == [("eagle", 0.0), ("eagle", 1.0)]
@@ -138,12 +138,24 @@ def test_a_benchmark_adds_its_figures_and_only_the_card_changes(runs, tmp_path, 
     assert {path: path.stat().st_mtime_ns for path in weights} == weights
     assert sorted(path.name for path in (shelf / "tiny").iterdir()) == ["eagle1", "standard"]
 
+    # One run a temperature; runs on other prompts do not belong together.
+    second = tmp_path / "second"
+    shutil.copytree(measured, second)
+    both = ("training=eagle1", f"out={shelf / 'tiny' / 'eagle1'}", f"benchmark=[{measured},{second}]")
+    assert make(*both) == 0
+    document, *_ = last_line(capsys)
+    assert len(document["card"]["benchmark"]["methods"]) == 4
+    prompts = second / "prompts.json"
+    prompts.write_text(prompts.read_text().replace('"skipped": {}', '"skipped": {"chat": 1}'))
+    assert make(*both) == cli.USER_ERROR
+    assert "differ in prompts" in capsys.readouterr().err
+
     # A benchmark of other files, or of none under this name.
-    assert make("training=medusa", f"out={tmp_path / 'medusa'}", f"benchmark={measured}") == cli.USER_ERROR
+    assert make("training=medusa", f"out={tmp_path / 'medusa'}", f"benchmark=[{measured}]") == cli.USER_ERROR
     assert "has no method with draft pretrained:" in capsys.readouterr().err
     assert not (tmp_path / "medusa").exists()
     arguments = ("training=eagle1", f"out={tmp_path / 'wide'}", "dtype=float32", "reference=pretrained:tiny/eagle1")
-    assert make(*arguments, f"benchmark={measured}") == cli.USER_ERROR
+    assert make(*arguments, f"benchmark=[{measured}]") == cli.USER_ERROR
     assert f"measured another pretrained:tiny/eagle1, with sha256 {digest}" in capsys.readouterr().err
     # Another draft in its place.
     place = f"out={shelf / 'tiny' / 'standard'}"
