@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -145,9 +146,14 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
     run_folder.write_text_atomic(folder.path / "prompts.json", json.dumps(chosen.to_json(), indent=2) + "\n")
     steps = len(methods) + sum(len(groups[task]) * len(methods) for _, task in todo)
     with cli.progress(steps, "benchmark") as advance:
-        measured = _compile_and_measure(running, groups, todo, advance)
+        for name in running.compile(groups[todo[0][1]][0]):
+            advance(f"compiled {name}")
+        parts = running.middle([group for batches in groups.values() for group in batches])
+        meters = {}
         for temperature, task in todo:
-            decoded = _decode(running, groups[task], task, temperature, advance)
+            if temperature not in meters:
+                meters = {temperature: costs.Meter(parts(temperature))}
+            decoded, measured = _decode(running, meters[temperature], groups[task], task, temperature, advance)
             _keep(config, folder, identity, methods, task, temperature, target, groups[task], decoded, measured)
     return chosen
 
@@ -180,36 +186,24 @@ def _prepare(
     return running, groups
 
 
-def _compile_and_measure(
-    running: runner.Runner,
-    groups: Mapping[str, Sequence[runner.Group]],
-    todo: Sequence[tuple[float, str]],
-    advance: Callable[[str], None],
-) -> dict[float, dict[str, costs.Costs]]:
-    """What the parts of a round cost, by temperature and method."""
-    for name in running.compile(groups[todo[0][1]][0]):
-        advance(f"compiled {name}")
-    parts = running.middle([group for batches in groups.values() for group in batches])
-    return {
-        temperature: costs.measure(parts(temperature))
-        for temperature in sorted({temperature for temperature, _ in todo})
-    }
-
-
 def _decode(
     running: runner.Runner,
+    meter: costs.Meter,
     groups: Sequence[runner.Group],
     task: str,
     temperature: float,
     advance: Callable[[str], None],
-) -> dict[str, list[runner.Decoded]]:
-    """A task's batches by every method, in turn."""
-    decoded = collections.defaultdict(list)
+) -> tuple[dict[str, list[runner.Decoded]], dict[str, costs.Costs]]:
+    """A task's batches by every method, in turn, and what the parts of their rounds cost meanwhile."""
+    decoded, turns = collections.defaultdict(list), math.ceil(costs.TURNS / (len(groups) + 1))
+    meter.forget()
     for index, group in enumerate(groups):
+        meter.turn(turns)
         for name in running.in_turn(index):
             decoded[name].append(running.decode(name, group, temperature))
             advance(f"{task}, T = {temperature:g}, {name}")
-    return decoded
+    meter.turn(turns)
+    return decoded, meter.costs()
 
 
 def _keep(config, folder, identity, methods, task, temperature, target, groups, decoded, measured) -> None:
@@ -273,8 +267,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
     own_calls = runner.decoding_calls(own, groups)
     sure = runner.acceptance_intervals(own, groups)
     speed = runner.speedup(own_calls, runner.decoding_calls(baseline, groups))
-    cost = measured[temperature][method.name]
-    autoregressive = measured[temperature][BASELINE]
+    cost, autoregressive = measured[method.name], measured[BASELINE]
     ar_seconds = autoregressive.verify + autoregressive.draft
     check = None
     if temperature == 0 and method.verifier.lossless and method.name != BASELINE and config.target.dtype == "float32":

@@ -84,6 +84,11 @@ def append_block(block: BlockKV, new: BlockKV) -> BlockKV:
     )
 
 
+def rewind(cache: KVCache, length: jax.Array) -> KVCache:
+    """The cache as it was at an earlier length: what stands behind it is never read."""
+    return cache.replace(length=length)
+
+
 def commit(cache: KVCache, block: BlockKV, path: jax.Array, count: jax.Array) -> KVCache:
     """Append the first `count` tokens of `path` to each row.
 

@@ -10,14 +10,18 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jspec import cache as kv
 from jspec import decode, timing, types, verify
 from jspec import tree as tree_lib
+
+# Repetitions of a part in one timed call, and calls whose median is its cost.
+TIMES, TURNS = 4, 6
 
 
 class Costs(NamedTuple):
@@ -59,10 +63,14 @@ def _verify_jit(params, rng_keys, state, tree, drafter, verifier, sampling, time
         state = decode.verify_and_commit(
             params, rng_keys, state, tree, drafter=drafter, verifier=verifier, sampling=sampling
         )
-        # A stop id must not end the measurement.
-        return state.replace(finish_reason=jnp.full_like(state.finish_reason, decode.RUNNING))
+        return _running(state)
 
     return _repeat(step, state, times)
+
+
+def _running(state):
+    """A stop id must not end a measurement."""
+    return state.replace(finish_reason=jnp.full_like(state.finish_reason, decode.RUNNING))
 
 
 def _repeat(step, carry, times):
@@ -78,6 +86,9 @@ def _update_jit(params, draft, context, tree, outputs, drafter):
     nothing = jnp.zeros((tree.tokens.shape[0], tree.max_depth + 1), jnp.int32)
     verdict = types.Verdict(path=nothing, num_accepted=nothing[:, 0], next_token=nothing[:, 0])
     return drafter.update(params, draft, context, tree, outputs, verdict)
+
+
+_is_cache = lambda node: isinstance(node, kv.KVCache)
 
 
 class Part:
@@ -103,7 +114,19 @@ class Part:
             sampling=sampling,
             capacity=capacity,
         )
+        self._state = _running(self._state)
         self.draft()
+        # The large arrays of a cache stay where they are.
+        self._start = jax.tree.map(
+            lambda node: jnp.copy(node.length if _is_cache(node) else node), self._state, is_leaf=_is_cache
+        )
+        self._first_tree = self._tree
+
+    def rewind(self) -> None:
+        """Go back to where the prefill had ended, its proposal at hand."""
+        back = lambda node, then: kv.rewind(node, jnp.copy(then)) if _is_cache(node) else jnp.copy(then)
+        self._state = jax.block_until_ready(jax.tree.map(back, self._state, self._start, is_leaf=_is_cache))
+        self._tree = self._first_tree
 
     def draft(self, times: int = 1) -> types.TokenTree:
         """Propose, so often."""
@@ -152,22 +175,52 @@ class Part:
         return draft
 
 
-def measure(parts: dict[str, Part], rounds: int = 6, times: int = 4) -> dict[str, Costs]:
-    """Times of the parts of every method, in turns.
+class Meter:
+    """Times the parts of several methods in turns, all from the same state, whenever it is asked to.
 
-    Medians, not bests: how far a verifier walks differs from round to round, and what is expected of a run is the mean.
+    A shared machine has slow spells, and they do not hit all programs alike. What a run is compared with is therefore
+    best timed beside it, a turn now and then.
 
     Args:
       parts: by method.
-      rounds: timed calls of each, after one that compiles.
-      times: repetitions a call.
     """
-    seconds = {name: ([], []) for name in parts}
-    for index in range(rounds + 1):
-        for name in list(parts)[:: -1 if index % 2 else 1]:
-            for call, found in zip((parts[name].verify, parts[name].draft), seconds[name]):
-                found.append(timing.timed(call, times)[1] / times)
-    return {name: Costs(*(statistics.median(found[1:]) for found in both)) for name, both in seconds.items()}
+
+    def __init__(self, parts: Mapping[str, Part]):
+        self._parts = dict(parts)
+        self._seconds = {name: ([], []) for name in parts}
+        self.turn()  # compiles
+        self.forget()
+
+    def forget(self) -> None:
+        """Leave out what has been timed so far."""
+        for both in self._seconds.values():
+            for seconds in both:
+                seconds.clear()
+
+    def turn(self, turns: int = 1) -> None:
+        """Time each part of each method so often."""
+        for index in range(turns):
+            for name in list(self._parts)[:: -1 if index % 2 else 1]:
+                part = self._parts[name]
+                for call, seconds in zip((part.verify, part.draft), self._seconds[name]):
+                    part.rewind()
+                    seconds.append(timing.timed(call, TIMES)[1] / TIMES)
+
+    def costs(self) -> dict[str, Costs]:
+        """By method, the medians of what was timed."""
+        return {name: Costs(*map(statistics.median, both)) for name, both in self._seconds.items()}
+
+
+def measure(parts: Mapping[str, Part], turns: int = TURNS) -> dict[str, Costs]:
+    """Times of the parts of every method, in turns.
+
+    Args:
+      parts: by method.
+      turns: timed calls of each, after one that compiles.
+    """
+    meter = Meter(parts)
+    meter.turn(turns)
+    return meter.costs()
 
 
 def measure_passes(part: Part, sizes: Iterable[int], rounds: int = 10) -> dict[int, float]:

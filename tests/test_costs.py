@@ -51,3 +51,33 @@ def test_what_is_the_same_every_time_is_done_every_time(barrier, monkeypatch):
     lowered = repeated.lower(program.params, one._state, jnp.int32(3))
     loops = programs.loop_bodies(lowered.compile().as_text())
     assert (len(loops) == 1) == barrier
+
+
+@pytest.mark.usefixtures("small_programs")
+def test_a_part_goes_back_to_where_it_was():
+    one = part()
+    first, lengths = one.draft(), np.asarray(one.verify())
+    one.draft(), one.verify(2)
+    one.rewind()
+    np.testing.assert_array_equal(one.verify(), lengths)
+    one.rewind()
+    np.testing.assert_array_equal(one.draft().tokens, first.tokens)
+
+
+@pytest.mark.usefixtures("small_programs")
+def test_a_meter_times_all_parts_as_often_as_it_is_asked(monkeypatch):
+    calls = []
+
+    def timed(call, times):
+        calls.append((call.__name__, times))
+        return call(times), {"verify": 8.0, "draft": 4.0}[call.__name__] * len(calls)
+
+    monkeypatch.setattr(costs.timing, "timed", timed)
+    meter = costs.Meter({"one": part()})
+    assert calls == [("verify", costs.TIMES), ("draft", costs.TIMES)]
+    meter.turn(3)
+    assert len(calls) == 8
+    assert meter.costs() == {"one": costs.Costs(8.0 * 5 / costs.TIMES, 4.0 * 6 / costs.TIMES)}  # of turns 2 to 4
+    meter.forget()
+    meter.turn()
+    assert meter.costs() == {"one": costs.Costs(8.0 * 9 / costs.TIMES, 4.0 * 10 / costs.TIMES)}

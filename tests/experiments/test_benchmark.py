@@ -232,7 +232,7 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
     )
     run = runner.Decoded(output, prefill_seconds=100.0, decode_seconds=2.0)
     identity = benchmark._Identity(config, target, [method])
-    costs = {0.0: {"autoregressive": python_types.SimpleNamespace(verify=0.2, draft=0.0)}}
+    costs = {"autoregressive": python_types.SimpleNamespace(verify=0.2, draft=0.0)}
     record = benchmark._record(config, identity, method, "chat", 0.0, target, [group], {"autoregressive": [run]}, costs)
     assert record.tokens_per_second == pytest.approx(10 / 2.0)
     assert record.before_repeat.target_calls == record.target_calls == 10 and record.offered == ()
