@@ -21,7 +21,7 @@ from jspec import decode, timing, types, verify
 from jspec import tree as tree_lib
 
 # Repetitions of a part in one timed call, and calls whose median is its cost.
-TIMES, TURNS = 4, 6
+TIMES, TURNS = 8, 4
 
 
 class Costs(NamedTuple):
