@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -195,14 +194,14 @@ def _decode(
     advance: Callable[[str], None],
 ) -> tuple[dict[str, list[runner.Decoded]], dict[str, costs.Costs]]:
     """A task's batches by every method, in turn, and what the parts of their rounds cost meanwhile."""
-    decoded, turns = collections.defaultdict(list), math.ceil(costs.TURNS / (len(groups) + 1))
+    decoded = collections.defaultdict(list)
     meter.forget()
     for index, group in enumerate(groups):
-        meter.turn(turns)
+        meter.turn()
         for name in running.in_turn(index):
             decoded[name].append(running.decode(name, group, temperature))
             advance(f"{task}, T = {temperature:g}, {name}")
-    meter.turn(turns)
+    meter.turn()
     return decoded, meter.costs()
 
 

@@ -20,8 +20,8 @@ from jspec import cache as kv
 from jspec import decode, timing, types, verify
 from jspec import tree as tree_lib
 
-# Repetitions of a part in one timed call, and calls whose median is its cost.
-TIMES, TURNS = 8, 4
+# Repetitions of a part in one timed call.
+TIMES = 6
 
 
 class Costs(NamedTuple):
@@ -211,7 +211,7 @@ class Meter:
         return {name: Costs(*map(statistics.median, both)) for name, both in self._seconds.items()}
 
 
-def measure(parts: Mapping[str, Part], turns: int = TURNS) -> dict[str, Costs]:
+def measure(parts: Mapping[str, Part], turns: int = 4) -> dict[str, Costs]:
     """Times of the parts of every method, in turns.
 
     Args:
