@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -148,12 +149,11 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
         for name in running.compile(groups[todo[0][1]][0]):
             advance(f"compiled {name}")
         parts = running.middle([group for batches in groups.values() for group in batches])
-        meters = {}
-        for temperature, task in todo:
-            if temperature not in meters:
-                meters = {temperature: costs.Meter(parts(temperature))}
-            decoded, measured = _decode(running, meters[temperature], groups[task], task, temperature, advance)
-            _keep(config, folder, identity, methods, task, temperature, target, groups[task], decoded, measured)
+        for temperature, cells in itertools.groupby(todo, key=lambda cell: cell[0]):
+            meter = costs.Meter(parts(temperature))
+            for _, task in cells:
+                decoded, measured = _decode(running, meter, groups[task], task, temperature, advance)
+                _keep(config, folder, identity, methods, task, temperature, target, groups[task], decoded, measured)
     return chosen
 
 

@@ -186,7 +186,7 @@ class Meter:
     """
 
     def __init__(self, parts: Mapping[str, Part]):
-        self._parts = dict(parts)
+        self._parts, self._order = dict(parts), list(parts)
         self._seconds = {name: ([], []) for name in parts}
         self.turn()  # compiles
         self.forget()
@@ -197,14 +197,14 @@ class Meter:
             for seconds in both:
                 seconds.clear()
 
-    def turn(self, turns: int = 1) -> None:
-        """Time each part of each method so often."""
-        for index in range(turns):
-            for name in list(self._parts)[:: -1 if index % 2 else 1]:
-                part = self._parts[name]
-                for call, seconds in zip((part.verify, part.draft), self._seconds[name]):
-                    part.rewind()
-                    seconds.append(timing.timed(call, TIMES)[1] / TIMES)
+    def turn(self) -> None:
+        """Time each part of each method."""
+        for name in self._order:
+            part = self._parts[name]
+            for call, seconds in zip((part.verify, part.draft), self._seconds[name]):
+                part.rewind()
+                seconds.append(timing.timed(call, TIMES)[1] / TIMES)
+        self._order.reverse()  # or each method would always follow the same one
 
     def costs(self) -> dict[str, Costs]:
         """By method, the medians of what was timed."""
@@ -219,7 +219,8 @@ def measure(parts: Mapping[str, Part], turns: int = 4) -> dict[str, Costs]:
       turns: timed calls of each, after one that compiles.
     """
     meter = Meter(parts)
-    meter.turn(turns)
+    for _ in range(turns):
+        meter.turn()
     return meter.costs()
 
 

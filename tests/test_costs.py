@@ -64,20 +64,27 @@ def test_a_part_goes_back_to_where_it_was():
     np.testing.assert_array_equal(one.draft().tokens, first.tokens)
 
 
-@pytest.mark.usefixtures("small_programs")
-def test_a_meter_times_all_parts_as_often_as_it_is_asked(monkeypatch):
-    calls = []
+class Clocked:
+    """A part that only says what was done with it."""
 
-    def timed(call, times):
-        calls.append((call.__name__, times))
-        return call(times), {"verify": 8.0, "draft": 4.0}[call.__name__] * len(calls)
+    def __init__(self, name: str, done: list[str]):
+        self.rewind = lambda: done.append("rewind")
+        self.verify = lambda times: done.append(f"{name} verify {times}")
+        self.draft = lambda times: done.append(f"{name} draft {times}")
 
-    monkeypatch.setattr(costs.timing, "timed", timed)
-    meter = costs.Meter({"one": part()})
-    assert calls == [("verify", costs.TIMES), ("draft", costs.TIMES)]
-    meter.turn(3)
-    assert len(calls) == 8
-    assert meter.costs() == {"one": costs.Costs(8.0 * 5 / costs.TIMES, 4.0 * 6 / costs.TIMES)}  # of turns 2 to 4
+
+def test_a_meter_times_all_parts_from_one_state_and_in_turns(monkeypatch):
+    done, clock = [], iter(range(100))
+    monkeypatch.setattr(costs.timing, "timed", lambda call, times: (call(times), next(clock) * times))
+    meter = costs.Meter({name: Clocked(name, done) for name in "ab"})  # one turn, 0 to 3, that compiles
+    names = [f"{name} {call} {costs.TIMES}" for name in "ab" for call in ("verify", "draft")]
+    assert done == [step for name in names for step in ("rewind", name)]
+    meter.turn(), meter.turn()
+    assert [step for step in done[8:] if step != "rewind"] == [*names[2:], *names[:2], *names]
+    assert meter.costs() == {
+        "a": costs.Costs(7, 8),
+        "b": costs.Costs(7, 8),
+    }  # of 6 and 8, 7 and 9; of 4 and 10, 5 and 11
     meter.forget()
     meter.turn()
-    assert meter.costs() == {"one": costs.Costs(8.0 * 9 / costs.TIMES, 4.0 * 10 / costs.TIMES)}
+    assert meter.costs() == {"b": costs.Costs(12, 13), "a": costs.Costs(14, 15)}
