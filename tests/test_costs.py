@@ -81,10 +81,8 @@ def test_a_meter_times_all_parts_from_one_state_and_in_turns(monkeypatch):
     assert done == [step for name in names for step in ("rewind", name)]
     meter.turn(), meter.turn()
     assert [step for step in done[8:] if step != "rewind"] == [*names[2:], *names[:2], *names]
-    assert meter.costs() == {
-        "a": costs.Costs(7, 8),
-        "b": costs.Costs(7, 8),
-    }  # of 6 and 8, 7 and 9; of 4 and 10, 5 and 11
+    # The medians of 6 and 8, 7 and 9, and of 4 and 10, 5 and 11.
+    assert meter.costs() == {"a": costs.Costs(7, 8), "b": costs.Costs(7, 8)}
     meter.forget()
     meter.turn()
     assert meter.costs() == {"b": costs.Costs(12, 13), "a": costs.Costs(14, 15)}
