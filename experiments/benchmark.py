@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
+import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ class Benchmark:
     paper: papers.PaperSettings | None = None
     scale: str | None = None
     model: str | None = None
-    define: dict[str, str | int | float] = dataclasses.field(default_factory=dict)
+    define: dict[str, str | int | float | tuple[int, ...]] = dataclasses.field(default_factory=dict)
     not_runnable: str | None = None
     run: run_folder.RunSettings = run_folder.RunSettings()
 
@@ -148,12 +148,11 @@ def fill(config: Benchmark, folder: run_folder.RunFolder, target: types.Target) 
     with cli.progress(steps, "benchmark") as advance:
         for name in running.compile(groups[todo[0][1]][0]):
             advance(f"compiled {name}")
-        parts = running.middle([group for batches in groups.values() for group in batches])
-        for temperature, cells in itertools.groupby(todo, key=lambda cell: cell[0]):
-            meter = costs.Meter(parts(temperature))
-            for _, task in cells:
-                decoded, measured = _decode(running, meter, groups[task], task, temperature, advance)
-                _keep(config, folder, identity, methods, task, temperature, target, groups[task], decoded, measured)
+        parts = functools.cache(lambda task: running.middle(groups[task]))  # each task has prompts of its own length
+        for temperature, task in todo:
+            meter = costs.Meter(parts(task)(temperature))
+            decoded, measured = _decode(running, meter, groups[task], task, temperature, advance)
+            _keep(config, folder, identity, methods, task, temperature, target, groups[task], decoded, measured)
     return chosen
 
 
@@ -195,7 +194,6 @@ def _decode(
 ) -> tuple[dict[str, list[runner.Decoded]], dict[str, costs.Costs]]:
     """A task's batches by every method, in turn, and what the parts of their rounds cost meanwhile."""
     decoded = collections.defaultdict(list)
-    meter.forget()
     for index, group in enumerate(groups):
         meter.turn()
         for name in running.in_turn(index):
@@ -273,9 +271,10 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         check = greedy_check.compare(target, groups, own, baseline)
     depth = len(summary.acceptance_histogram) - 1
     draft = getattr(method.drafter, "draft", None)
-    per_call = cost.draft / depth / ar_seconds if draft is not None and depth else None
+    draft_calls = 1 if isinstance(method.drafter, drafters.Medusa) else depth  # its heads all read one feature
+    per_call = cost.draft / draft_calls / ar_seconds if draft is not None and depth else None
     before = runner.before_repeat(own, groups, depth, config.max_new_tokens)
-    _, tpot = metrics.latency(np.zeros(len(own)), metrics.Calls(own_calls.tokens + 1, own_calls.seconds))
+    gaps = runner.landing_gaps(own)
     return records.Record(
         method=method.name,
         drafter=method.drafter.kind,
@@ -294,7 +293,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         acceptance_by_position=summary.acceptance_by_position,
         tokens_per_second=own_calls.tokens.sum() / own_calls.seconds.sum(),
         ttft_ms=float(np.median([run.prefill_seconds for run in own])) * 1e3,
-        tpot_ms=tpot,
+        tpot_ms=float(gaps.sum()) * 1e3 / own_calls.tokens.sum() if own_calls.tokens.any() else None,
         speedup=speed.ratio_of_totals if speed else float("nan"),
         speedup_ci=speed.interval if speed else None,
         expected_speedup=metrics.expected_speedup(summary.tau, ar_seconds * 1e3, cost.verify * 1e3, cost.draft * 1e3),
@@ -312,7 +311,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         alpha_ci=sure.alpha,
         mean_accepted=summary.mean_accepted,
         conditional_acceptance_by_position=summary.conditional_acceptance_by_position,
-        inter_token_ms=records.Latency(*metrics.inter_token_latency(runner.landing_gaps(own))),
+        inter_token_ms=records.Latency(*metrics.inter_token_latency(gaps)),
     )
 
 

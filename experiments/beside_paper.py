@@ -18,11 +18,12 @@ Column = tuple[str, str]  # task, or `papers.OVERALL`, and quantity
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One figure: ours, its bootstrap interval, and theirs; None where there is none."""
+    """One figure: ours, its bootstrap interval, theirs, and the table that prints theirs; None where there is none."""
 
     ours: float | None
     interval: tuple[float, float] | None
     theirs: float | None
+    table: str | None = None
 
 
 NOTHING = Entry(None, None, None)
@@ -117,7 +118,8 @@ def _block(name: str, cells: Sequence[reported.Cell], whose: Source) -> Block:
 def _entry(cell: reported.Cell, quantity: str) -> Entry:
     found = cell.record.published
     theirs = None if found is None else getattr(found, quantity)
-    return Entry(getattr(cell.record, quantity), getattr(cell.record, f"{quantity}_ci"), theirs)
+    table = None if theirs is None else found.source(quantity)
+    return Entry(getattr(cell.record, quantity), getattr(cell.record, f"{quantity}_ci"), theirs, table)
 
 
 def _over_tasks(cells: Sequence[reported.Cell], whose: Source) -> dict[Column, Entry]:
@@ -131,7 +133,7 @@ def _over_tasks(cells: Sequence[reported.Cell], whose: Source) -> dict[Column, E
     entries = {}
     for quantity, rule in rules.items():
         ours = means.over_tasks(rule, quantity, members, baselines) if len(baselines) == len(members) else None
-        entries[papers.OVERALL, quantity] = Entry(ours, None, getattr(found, quantity))
+        entries[papers.OVERALL, quantity] = Entry(ours, None, getattr(found, quantity), found.source(quantity))
     return entries
 
 

@@ -90,10 +90,9 @@ def compare(cells: Sequence[reported.Cell]) -> list[Comparison]:
             Comparison(
                 cell=cell,
                 ratio=record.speedup / record.expected_speedup,
-                # Milliseconds per token, of which a batch emits that many at once.
-                step=baseline.tpot_ms * baseline.batch,
+                step=baseline.tpot_ms,
                 step_alone=record.cost.autoregressive_ms,
-                round=record.tpot_ms * record.tau * record.batch,
+                round=record.tpot_ms * record.tau,
                 round_alone=record.cost.verify_ms + record.cost.draft_ms,
             )
         )

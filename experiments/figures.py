@@ -17,7 +17,7 @@ import matplotlib.axes
 import matplotlib.figure
 import numpy as np
 
-from experiments import expectation, reported
+from experiments import expectation, records, reported
 from jspec import theory
 
 # Stand-ins, and what they become in a file of its own.
@@ -83,8 +83,13 @@ class Picture:
         return svg[:start] + '<rect width="100%" height="100%" fill="#ffffff"/>' + svg[start:]
 
 
-def draw(cells: Sequence[reported.Cell], comparisons: Sequence[expectation.Comparison]) -> list[Picture]:
-    """All figures that the cells have something to show in."""
+def draw(cells: Sequence[reported.Cell], prefix: str = "") -> list[Picture]:
+    """All figures that the cells have something to show in, but for `measured_and_expected`.
+
+    Args:
+      cells: of one table, or of runs that are to be seen side by side.
+      prefix: of the pictures' names; a page with several such groups has one for each.
+    """
     methods = [cell for cell in cells if not cell.is_baseline]
     drafting = [cell for cell in methods if cell.depth > 0]
     colors = _Colors([cell.label for cell in methods])
@@ -121,19 +126,32 @@ def draw(cells: Sequence[reported.Cell], comparisons: Sequence[expectation.Compa
         (
             "alpha_and_gamma",
             "Alpha, tau and gamma",
-            "The same draft at several draft lengths (for a tree: depths). Dashed: (1 - alpha^(gamma + 1)) / (1 - "
-            "alpha) with the alpha measured there, which equally likely and independent acceptances would give.",
-            _alpha_and_gamma(drafting),
-        ),
-        (
-            MEASURED_AND_EXPECTED,
-            "Measured and expected speedup",
-            "Each cell's measured speedup over the one its parts promise, each timed alone. Within the band they "
-            f"agree to {expectation.LOWEST:g} - {expectation.HIGHEST:g}; rings mark cells outside it.",
-            _measured_and_expected(comparisons, colors),
+            "Chains of the same draft at several lengths. Dashed: (1 - alpha^(gamma + 1)) / (1 - alpha) with the "
+            "alpha measured there, which equally likely and independent acceptances would give.",
+            _alpha_and_gamma([cell for cell in drafting if cell.is_chain]),
         ),
     )
-    return [Picture(name, title, text, _svg(name, plot)) for name, title, text, plot in candidates if plot is not None]
+    drawn = [(f"{prefix}{name}", title, text, plot) for name, title, text, plot in candidates if plot is not None]
+    return [Picture(name, title, text, _svg(name, plot)) for name, title, text, plot in drawn]
+
+
+def measured_and_expected(
+    comparisons: Sequence[expectation.Comparison], name: Callable[[reported.Cell], str]
+) -> list[Picture]:
+    """One figure of all cells; none without any.
+
+    Args:
+      comparisons: of the cells.
+      name: of a cell in the legend: its method's, or what else tells cells apart where those are too many.
+    """
+    if not comparisons:
+        return []
+    caption = (
+        "Each cell's measured speedup over the one its parts promise, each timed alone. Within the band they "
+        f"agree to {expectation.LOWEST:g} - {expectation.HIGHEST:g}; rings mark cells outside it."
+    )
+    drawing = _svg(MEASURED_AND_EXPECTED, _measured_and_expected(comparisons, name))
+    return [Picture(MEASURED_AND_EXPECTED, "Measured and expected speedup", caption, drawing)]
 
 
 # A plot is drawn within `_STYLE`, so it comes as a function.
@@ -273,11 +291,16 @@ def pooled_by_position(cells: Sequence[reported.Cell]) -> tuple[np.ndarray, np.n
         histogram = np.array(cell.record.acceptance_histogram)
         own = histogram[::-1].cumsum()[::-1]  # target calls that accepted at least so many
         accepted[: cell.depth] += own[1:]
-        record = cell.record
-        offered[: cell.depth] += record.offered or np.full(cell.depth, own[0])
-        tested[: cell.depth] += record.tested or own[:-1]
+        offered[: cell.depth] += cell.record.offered or np.full(cell.depth, own[0])
+        tested[: cell.depth] += _tested(cell.record)
     with np.errstate(invalid="ignore"):
         return accepted / offered, accepted / tested
+
+
+def _tested(record: records.Record) -> Sequence[int]:
+    """Target calls that tested a draft at each depth."""
+    accepted = np.array(record.acceptance_histogram)[::-1].cumsum()[::-1]
+    return record.tested or accepted[:-1]
 
 
 def _histograms(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
@@ -395,13 +418,15 @@ def _pooled(cells: Sequence[reported.Cell]) -> tuple[float, float]:
     """Alpha and tau of several cells together."""
     histograms = [np.array(cell.record.acceptance_histogram) for cell in cells]
     accepted = [(histogram * np.arange(len(histogram))).sum() for histogram in histograms]
-    tested = sum(count / cell.record.alpha for count, cell in zip(accepted, cells) if cell.record.alpha)
+    tested = sum(sum(_tested(cell.record)) for cell in cells)
     calls = [cell.record.target_calls for cell in cells]
     tau = sum(cell.record.tau * count for cell, count in zip(cells, calls)) / sum(calls)
     return (sum(accepted) / tested if tested else 0.0), tau
 
 
-def _measured_and_expected(comparisons: Sequence[expectation.Comparison], colors: _Colors) -> Plot | None:
+def _measured_and_expected(comparisons: Sequence[expectation.Comparison], name: Callable[[reported.Cell], str]) -> Plot:
+    colors = _Colors([name(c.cell) for c in comparisons])
+
     def plot():
         figure = matplotlib.figure.Figure(figsize=(_WIDTH * 0.66, _WIDTH * 0.66))
         panel = figure.subplots()
@@ -412,8 +437,8 @@ def _measured_and_expected(comparisons: Sequence[expectation.Comparison], colors
         panel.fill_between(
             line, expectation.LOWEST * line, expectation.HIGHEST * line, color="#7a869a", alpha=0.18, linewidth=0
         )
-        for label in dict.fromkeys(c.cell.label for c in comparisons):
-            own = [c for c in comparisons if c.cell.label == label]
+        for label in colors.labels:
+            own = [c for c in comparisons if name(c.cell) == label]
             x, y = np.array([(c.cell.record.expected_speedup, c.cell.record.speedup) for c in own]).T
             ends = np.array([c.cell.record.speedup_ci or (c.cell.record.speedup,) * 2 for c in own]).T
             panel.errorbar(
@@ -434,4 +459,4 @@ def _measured_and_expected(comparisons: Sequence[expectation.Comparison], colors
         _legend(figure, [panel])
         return figure
 
-    return plot if comparisons else None
+    return plot

@@ -8,6 +8,7 @@ writes it from the configs, the papers' tables and `experiments/index.yaml`, whi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import re
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from experiments import benchmark, published, run_folder
+from experiments import benchmark, papers, published, run_folder
 from jspec import config as config_lib
 from jspec import config_files, extras
 
@@ -37,7 +38,8 @@ run would read, hold and take, without weights. `python -m experiments.sweep` ru
 * **planned**: `--plan` works, or a part is missing that can be had; the models are for machines that have them.
 * **not runnable**: cannot be done, and why.
 
-Minutes are those of `scale=smollm2` on 2 cores, compiling included; *about* is an estimate, the others were measured.
+Minutes are those of `scale=smollm2` on 2 cores, measured, with one table run after another, so that some of their
+programs were there already, and rounded up with most of a minute to spare; *about* is an estimate.
 
 How far a table's numbers can be trusted: *verified* in the source itself, *secondary* from notes that transcribe it,
 *recalled* from memory.
@@ -48,7 +50,7 @@ class Entry(NamedTuple):
     """One config.
 
     path:    below `configs/`.
-    scales:  scale -> status and the reason if it is not run.
+    scales:  scale -> status and the reason if it is not run; those that have numbers of the table.
     models:  the targets it offers.
     minutes: that its header states.
     """
@@ -84,7 +86,7 @@ def text() -> str:
                 lines.append(_row([*head, "-", f"{reason['status']}: {reason['why']}", "-", "-", "-"]))
             for entry in own:
                 cells = [_cell(entry.scales.get(scale)) for scale in ("smollm2", "paper", "shape")]
-                cells.insert(1, entry.minutes)
+                cells.insert(1, entry.minutes if "smollm2" in entry.scales else "-")
                 link = f"[{entry.path}]({entry.path})" + (f": {', '.join(entry.models)}" if entry.models else "")
                 lines.append(_row([*head, link, *cells]))
         lines.append("")
@@ -123,23 +125,40 @@ def _entries() -> dict[tuple[str, str], list[Entry]]:
             continue
         name = f"{path.parent.name}/{path.name}"
         offered = config_files.alternatives(path)
-        scales, tables = {}, {}
+        scales, beside = {}, {}
         for scale in offered.get("scale", ()):
             config = config_lib.load(benchmark.Benchmark, path, [f"scale={scale}"])
             if config.paper is None or config.paper.name != path.parent.name:
                 raise ValueError(f"{path}: names no table of {path.parent.name}")
-            tables |= {config.paper.table: None}
-            tables |= {row.table: None for rows in config.paper.rows.values() for row in rows if row.table}
+            beside[scale] = _beside(config)
             if config.not_runnable is not None:
                 scales[scale] = ("planned", f"not runnable, since {config.not_runnable}")
             else:
                 scales[scale] = ("planned", "") if scale == "paper" else ("run", "")
+        tables = list(dict.fromkeys(table for tables in beside.values() for table in tables))
         if "paper" not in scales:
-            scales["paper"] = ("not runnable", _content()["without_paper_scale"][name])
-        entry = Entry(name, scales, offered.get("model", ()), stated_minutes(path))
+            scales["paper"], beside["paper"] = ("not runnable", _content()["without_paper_scale"][name]), tables
         for table in tables:
+            own = {scale: status for scale, status in scales.items() if table in beside[scale]}
+            entry = Entry(name, own, offered.get("model", ()), stated_minutes(path))
             found.setdefault((path.parent.name, table), []).append(entry)
     return found
+
+
+def _beside(config: benchmark.Benchmark) -> list[str]:
+    """The tables that have a number beside a cell of some task, at the config's temperatures and batch."""
+    cells = itertools.product((method.name for method in config.methods), config.paper.tasks, config.temperatures)
+    numbers = [
+        papers.find(config.paper, method, task=task, temperature=temperature, batch=config.batch)
+        for method, task, temperature in cells
+    ]
+    tables = [
+        number.source(quantity)
+        for number in filter(None, numbers)
+        for quantity in papers.QUANTITIES
+        if getattr(number, quantity) is not None
+    ]
+    return list(dict.fromkeys(tables))
 
 
 def _content() -> dict[str, Any]:

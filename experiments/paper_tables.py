@@ -32,25 +32,32 @@ def _section(paper: str, found: Iterable[tuple[reported.Run, Sequence[reported.C
     for run, cells in found:
         sources = [source for source in beside_paper.sources(cells) if source[0] == paper]
         for source in sources:
-            name = ", ".join(filter(None, (source[1], run.paper and run.paper.target)))
-            blocks += [(name, block) for block in beside_paper.blocks(cells, source)]
-        if sources:
-            made.append(_made_by(run, cells, [table for _, table in sources]))
+            found_blocks = beside_paper.blocks(cells, source)
+            blocks += [(run.paper and run.paper.target, block) for block in found_blocks]
+            made.append(_made_by(run, cells, _printed_in(found_blocks)))
     columns = [column for _, block in blocks for column in block.columns]
     tasks = sorted(dict.fromkeys(task for task, _ in columns), key=lambda task: task == papers.OVERALL)  # which is last
     quantities = [quantity for quantity in papers.QUANTITIES if any(quantity == of for _, of in columns)]
     rows = []
-    for name, block in blocks:
+    for target, block in blocks:
         for line in block.lines:
             for quantity in quantities:
                 entries = [line.entries.get((task, quantity), beside_paper.NOTHING) for task in tasks]
-                if any(entry.theirs is not None for entry in entries):
+                printed_in = dict.fromkeys(entry.table for entry in entries if entry.theirs is not None)
+                if printed_in:
+                    name = ", ".join(filter(None, (*printed_in, target)))
                     rows.append([name, line.label, block.name.removeprefix("T = "), quantity, *map(_cell, entries)])
     note = "Each cell: ours / theirs."
     if papers.OVERALL in tasks:
         note += " overall: ours over the tasks shown, theirs over all of the paper's."
     table = "\n".join(tables.markdown(["table", "method", "T", "", *tasks], rows))
     return "\n\n".join([f"**{report_facts.citation(paper)}**", table, note, "\n".join(made)])
+
+
+def _printed_in(blocks: Iterable[beside_paper.Block]) -> list[str]:
+    """The tables that print what stands beside ours."""
+    entries = [entry for block in blocks for line in block.lines for entry in line.entries.values()]
+    return list(dict.fromkeys(entry.table for entry in entries if entry.theirs is not None))
 
 
 def _cell(entry: beside_paper.Entry) -> str:

@@ -94,6 +94,7 @@ def find(
         return None
     cell = {"target": paper.target, "task": paper.tasks[task], "temperature": temperature, "batch": batch}
     values: dict[str, float] = {}
+    others: dict[str, str] = {}
     texts = []
     for row in paper.rows.get(method, ()):
         if row.temperature not in (None, temperature) or row.task not in (None, task):
@@ -107,16 +108,21 @@ def find(
         if row.over is not None and given["speedup"] is not None:
             (base,) = (other for other in _candidates(table, row.over, cell) if _same(other, cell))
             given["speedup"] /= base[columns["speedup"]]
-        values |= {name: value for name, value in given.items() if value is not None and name not in values}
+        given = {name: value for name, value in given.items() if value is not None and name not in values}
+        values |= given
+        others |= dict.fromkeys(given if table.id != paper.table else (), table.id)
         text = ", ".join(f"{column}={found[0][column]}" for column in _telling(table, row, cell))
         texts.append(text if table.id == paper.table else f"{table.id}: {text}")
     if not values:
         return None
-    return records.Published(paper.name, paper.table, "; ".join(dict.fromkeys(texts)), **values)
+    return records.Published(paper.name, paper.table, "; ".join(dict.fromkeys(texts)), **values, others=others)
 
 
 def _fill(text: Any, cell: Mapping[str, Any]) -> Any:
-    return text.format(task=cell["task"], batch=cell["batch"]) if isinstance(text, str) else text
+    try:
+        return text.format(task=cell["task"], batch=cell["batch"]) if isinstance(text, str) else text
+    except (LookupError, AttributeError, ValueError) as error:
+        raise ValueError(f"{text!r}: only {{task}} and {{batch}} can be filled in") from error
 
 
 def _columns(row: Row, cell: Mapping[str, Any]) -> dict[str, str]:

@@ -66,13 +66,21 @@ def main(config_class: type, path: str, overrides: Sequence[str]) -> dict[str, A
     """
     names = {field.name for field in dataclasses.fields(Options)}
     ours = [override for override in overrides if override.partition("=")[0] in names]
-    yaml = extras.require("yaml", "experiments")
-    values = {key: yaml.safe_load(value) for key, _, value in (override.partition("=") for override in ours)}
+    values = dict(map(_read, ours))
     options = config_lib.parse(Options, values, source="--plan")
     config = config_lib.load(config_class, path, [override for override in overrides if override not in ours])
     planned = plan(config, options)
     show(planned)
     return {"plan": planned}
+
+
+def _read(override: str) -> tuple[str, Any]:
+    yaml = extras.require("yaml", "experiments")
+    key, _, value = override.partition("=")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise config_lib.ConfigError(f"override {override!r}: {value!r} is not YAML") from error
 
 
 def plan(config: Any, options: Options) -> dict[str, Any]:

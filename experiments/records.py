@@ -66,7 +66,11 @@ class Latency:
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """The number a paper gives for this cell, and where. None where it gives none."""
+    """The number a paper gives for this cell, and where. None where it gives none.
+
+    table:  that the config is for.
+    others: quantity -> the table that it stands in, where that is another one.
+    """
 
     paper: str
     table: str
@@ -74,6 +78,11 @@ class Published:
     speedup: float | None = None
     tau: float | None = None
     alpha: float | None = None
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def source(self, quantity: str) -> str:
+        """The table in which a quantity stands."""
+        return self.others.get(quantity, self.table)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,8 +96,9 @@ class Record:
     target_calls:  verifying calls.
     acceptance_by_position: unconditional: accepted at depth i / rounds that offered a draft there.
     tokens_per_second: while decoding: tokens after each prompt's first over the seconds they took; prefill is apart.
-    ttft_ms, tpot_ms: time to the first token, prefill that is; time per later token.
-    speedup:       `metrics.Speedup.ratio_of_totals`; `speedup_ci` its interval.
+    ttft_ms, tpot_ms: time to the first token, prefill that is; time per later token of a request, over all of them:
+                   those of a batch wait side by side.
+    speedup:       `metrics.Speedup.ratio_of_totals`; `speedup_ci` its interval over calls: prompts, or batches.
     versions:      of python and the libraries.
 
     What follows is missing in records of earlier versions:

@@ -56,8 +56,8 @@ def main(folders: Sequence[str], out: str | None = None) -> dict[str, Any]:
 
     cells = reported.cells(runs)
     comparisons = expectation.compare(cells)
-    pictures = figures.draw(cells, comparisons)
-    parts = sections(runs, cells, comparisons, pictures)
+    parts = sections(runs, cells, comparisons)
+    pictures = [picture for part in parts for picture in part.pictures]
     title = f"Report: {', '.join(run.path.resolve().name for run in runs)}"
     summary = [grids.expected(comparisons).notes[0], report_facts.provenance(runs)]
     markdown = "\n\n".join([f"# {title}", *summary, *(part.markdown() for part in parts)]) + "\n"
@@ -97,7 +97,6 @@ def sections(
     runs: Sequence[reported.Run],
     cells: Sequence[reported.Cell],
     comparisons: Sequence[expectation.Comparison],
-    pictures: Sequence[figures.Picture],
 ) -> list[report_page.Section]:
     """The parts of the report, in order."""
     source = (report_facts.provenance(runs),)
@@ -111,16 +110,33 @@ def sections(
         for paper, table in beside_paper.sources(cells)
     ]
     ours = report_page.Section("by-task", "By task", source, tuple(beside_paper.alone(cells)))
-    last = [picture for picture in pictures if picture.name == figures.MEASURED_AND_EXPECTED]
+    drawn = _drawn(runs)
+    name = (lambda cell: cell.reproduces or "no paper's") if len(drawn) > 1 else (lambda cell: cell.label)
+    agreement = tuple(figures.measured_and_expected(comparisons, name))
     return [
         *(beside or [ours]),
-        report_page.Section("figures", "Figures", pictures=tuple(p for p in pictures if p not in last)),
-        report_page.Section("expected", "Measured and expected", source, (grids.expected(comparisons),), tuple(last)),
+        *drawn,
+        report_page.Section("expected", "Measured and expected", source, (grids.expected(comparisons),), agreement),
         report_page.Section("overall", "All tasks together", source, (grids.overall(runs),)),
         report_page.Section("cells", "All cells", source, (grids.results(cells),)),
         report_page.Section("details", "Acceptance and latency", source, (grids.details(cells),)),
         report_page.Section("runs", "Runs", (), (report_facts.runs_grid(runs),)),
     ]
+
+
+def _drawn(runs: Sequence[reported.Run]) -> list[report_page.Section]:
+    """The figures: of all runs side by side; where they are for several published tables, of each table's."""
+    tables = list(dict.fromkeys(run.reproduces for run in runs))
+    if len(tables) == 1:
+        return [report_page.Section("figures", "Figures", pictures=tuple(figures.draw(reported.cells(runs))))]
+    found = []
+    for table in tables:
+        own = [run for run in runs if run.reproduces == table]
+        anchor = "-".join(["figures", *table.split(", ")]) if table else "figures"
+        pictures = figures.draw(reported.cells(own), prefix=f"{anchor.removeprefix('figures-')}-" if table else "")
+        title = f"Figures, {table}" if table else "Figures, no paper's"
+        found.append(report_page.Section(anchor, title, (report_facts.provenance(own),), pictures=tuple(pictures)))
+    return found
 
 
 def _work(argv: Sequence[str] | None) -> dict[str, Any]:

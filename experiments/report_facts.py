@@ -49,7 +49,9 @@ def differences(
     own_runs = behind(source, cells, runs)
     theirs: dict[str, str] = {}
     if paper_name in published.names():
-        theirs = _paper(published.load(paper_name), table_id)
+        targets = {run.paper.target for run in own_runs if run.paper is not None}
+        tasks = {run.paper.tasks.get(record.task) for run in own_runs if run.paper is not None for record in own}
+        theirs = _paper(published.load(paper_name), table_id, targets, tasks)
     ours = {
         "target": _listed(record.target for record in own),
         "draft": _listed(record.draft or "none" for record in own),
@@ -92,13 +94,18 @@ def citation(paper: str) -> str:
     return f"{cited['authors']}: {cited['title']} ({cited.get('venue', cited.get('year'))}{number})"
 
 
-def _paper(paper: published.Paper, table_id: str) -> dict[str, str]:
-    """A paper's side of `differences`: from the table's own columns, else from what it says of all tables."""
+def _paper(
+    paper: published.Paper, table_id: str, targets: Iterable[str | None], tasks: Iterable[str | None]
+) -> dict[str, str]:
+    """A paper's side of `differences`: from the rows of these targets and tasks, else from what it says of all."""
     table = paper.tables.get(table_id)
+    rows = () if table is None else table.rows
+    for column, wanted in (("target", set(targets)), ("task", set(tasks))):
+        rows = [row for row in rows if row.get(column) in wanted] or rows  # a column may mean something else there
     setting = paper.facts.get("setting", {})
 
     def stated(column: str, *keys: str) -> str:
-        values = [row[column] for row in table.rows if row.get(column)] if table and column in table.columns else []
+        values = [row[column] for row in rows if row.get(column)]
         return _listed(map(str, values)) or "; ".join(_text(setting[key]) for key in keys if key in setting)
 
     facts = {

@@ -49,21 +49,37 @@ class Run:
         """Of the code that ran, where it is known."""
         return self.environment["versions"].get("commit")
 
+    @property
+    def reproduces(self) -> str:
+        """Paper and table, in words; empty without one."""
+        own = (self.config.get("base") or self.config).get("paper")
+        return f"{own['name']}, {own['table']}" if own else ""
+
+    def drafts_chains(self, record: records.Record) -> bool:
+        """Whether the config has neither a tree nor a part of the vocabulary for the record's method."""
+        methods = (self.config.get("base") or self.config).get("methods") or ()
+        own = [method["drafter"] for method in methods if method.get("name") == record.method]
+        return not any(drafter.get(key) for drafter in own for key in ("tree", "dynamic", "vocabulary"))
+
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """A record, and what the report says of it.
 
-    record:   the record.
-    label:    its method's name; with the run behind it where several runs have that name.
-    baseline: the record of autoregressive decoding beside it; None if that cell has not finished.
-    overall:  what the paper prints for its method over all tasks; None where it prints nothing.
+    record:     the record.
+    label:      its method's name; with the run behind it where several runs have that name.
+    baseline:   the record of autoregressive decoding beside it; None if that cell has not finished.
+    overall:    what the paper prints for its method over all tasks; None where it prints nothing, or has no such task.
+    reproduces: paper and table that its run is for; empty without one.
+    is_chain:   whether its drafts are chains, as far as its run's config tells; trees of one depth are not all alike.
     """
 
     record: records.Record
     label: str
     baseline: records.Record | None
     overall: records.Published | None = None
+    reproduces: str = ""
+    is_chain: bool = True
 
     @property
     def is_baseline(self) -> bool:
@@ -93,16 +109,24 @@ def load(path: str | pathlib.Path) -> Run:
         config = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(past.path / "config.yaml"))
     except yaml.YAMLError as error:
         raise ValueError(f"{past.path / 'config.yaml'} is damaged: not YAML") from error
-    results = tuple(
-        records.Record.from_json({key: value for key, value in record.items() if key != SWEEP})
-        for record in past.records
-    )
     own = config.get("base") or config  # a sweep's config holds its benchmark's
     paper = None if _PAPER_AXES & set(config.get("axes") or ()) else own.get("paper")
     if paper is not None:
         paper = config_lib.parse(papers.PaperSettings, paper, source=f"{past.path / 'config.yaml'}: paper")
+    results = tuple(
+        _looked_up(records.Record.from_json({key: value for key, value in record.items() if key != SWEEP}), paper)
+        for record in past.records
+    )
     points = tuple(_words(record.get(SWEEP, {})) for record in past.records)
     return Run(past.path, config, past.environment, results, points, tuple(_traces(past)), paper)
+
+
+def _looked_up(record: records.Record, paper: papers.PaperSettings | None) -> records.Record:
+    """With the published number as it is on file now; what an older record says of it may have been corrected since."""
+    if paper is None:
+        return record
+    place = dict(task=record.task, temperature=record.temperature, batch=record.batch)
+    return dataclasses.replace(record, published=papers.find(paper, record.method, **place))
 
 
 def _traces(past: run_folder.PastRun) -> Iterator[tuple[traces.Trace, str]]:
@@ -130,14 +154,11 @@ def cells(runs: Sequence[Run]) -> list[Cell]:
         baselines = {(_place(record), at): record for record, at in placed if record.method == runner.BASELINE}
         for record, at in placed:
             label = _label(record.method, run.path.name if record.method in shared else "", at)
-            over = papers.find(
-                run.paper,
-                record.method,
-                task=papers.OVERALL,
-                temperature=record.temperature,
-                batch=record.batch,
-            )
-            found.append(Cell(record, label, baselines.get((_place(record), at)), over))
+            place = dict(task=papers.OVERALL, temperature=record.temperature, batch=record.batch)
+            listed = run.paper is not None and record.task in run.paper.tasks  # other tasks are in no mean of the paper
+            over = papers.find(run.paper, record.method, **place) if listed else None
+            baseline = baselines.get((_place(record), at))
+            found.append(Cell(record, label, baseline, over, run.reproduces, run.drafts_chains(record)))
     return found
 
 

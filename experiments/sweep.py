@@ -22,7 +22,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments import benchmark, cli, papers, records, run_folder, settings, sweep_results
+from experiments import benchmark, cli, greedy_check, papers, records, run_folder, settings, sweep_results
 from jspec import config as config_lib
 from jspec import extras
 
@@ -114,6 +114,12 @@ def main(config: Sweep) -> dict[str, Any]:
         benchmark.fill(point, _Point(folder, values), load_target(point.target))
         sweep_results.write(folder.path, tuple(config.axes), folder.records)
     print(sweep_results.table(tuple(config.axes), folder.records))
+    greedy_check.limit_near_ties(
+        [
+            records.Record.from_json({key: value for key, value in record.items() if key != "sweep"})
+            for record in folder.records
+        ]
+    )
     return folder.document()
 
 

@@ -46,16 +46,24 @@ def test_debug_config_from_start_to_table_and_resume(capsys, monkeypatch):
     assert [json.loads(line)["task"] for line in kept] == ["chat"] * 3
 
     groups.clear()
-    monkeypatch.setattr(
-        runner.Runner,
-        "decode",
-        lambda self, name, group, temperature, **kwargs: (
-            groups.append((group.prompts[0].task, temperature)) or decoded(self, name, group, temperature, **kwargs)
-        ),
-    )
+
+    def recorded(self, name, group, temperature, **kwargs):
+        if not kwargs:  # the shorter ones compile, or find the middle of an answer
+            groups.append((group.prompts[0].task, temperature))
+        return decoded(self, name, group, temperature, **kwargs)
+
+    middle, timed = runner.Runner.middle, []
+
+    def taken(self, groups):
+        timed.append({prompt.task for group in groups for prompt in group.prompts})
+        return middle(self, groups)
+
+    monkeypatch.setattr(runner.Runner, "decode", recorded)
+    monkeypatch.setattr(runner.Runner, "middle", taken)
     assert run("run.folder=out") == 0
     document, out, _ = last_line(capsys)
     assert groups.count(("chat", 0.0)) == 0  # nothing finished runs again
+    assert timed == [{"code"}, {"chat"}]  # parts are timed at each task's own lengths, which are found once
     assert pathlib.Path("out/results.jsonl").read_text().splitlines()[:3] == kept
     assert document["run"] == "out" and len(document["records"]) == 2 * 2 * 3
 
@@ -237,6 +245,13 @@ def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
     assert record.tokens_per_second == pytest.approx(10 / 2.0)
     assert record.before_repeat.target_calls == record.target_calls == 10 and record.offered == ()
     assert (record.ttft_ms, record.tpot_ms) == (pytest.approx(100e3), pytest.approx(200.0))
+
+
+def test_a_request_waits_for_its_own_rounds():
+    # Rows of 10 and 5 rounds, 20 and 5 tokens behind their first, side by side in 2 s: 0.2 s a round.
+    acceptance = python_types.SimpleNamespace(rounds=np.array([10, 5]))
+    run = runner.Decoded(python_types.SimpleNamespace(acceptance=acceptance), 1.0, decode_seconds=2.0)
+    assert runner.landing_gaps([run]).sum() / 25 == pytest.approx((2.0 + 1.0) / 25)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,19 @@ DRAFTERS = {
     "eagle3": "{kind: eagle, gamma: 1, draft: {reference: 'pretrained:smollm2-135m/eagle3'}}",
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_model, pytest.mark.usefixtures("own_folder")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_model, pytest.mark.usefixtures("kept")]
+
+
+@pytest.fixture(scope="module")
+def cache():
+    """The user's own, which has the model; read before `own_folder` gives each test another."""
+    return references.cache_folder()
+
+
+@pytest.fixture
+def kept(cache, own_folder, monkeypatch):
+    """A folder for each test, but one cache for all: they share the model and the target's compiled programs."""
+    monkeypatch.setenv("JSPEC_CACHE", str(cache))
 
 
 def examine(capsys, monkeypatch, drafter: str) -> tuple[dict, dict]:

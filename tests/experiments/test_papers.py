@@ -108,6 +108,8 @@ def test_what_is_no_number_is_none():
         (dict(tasks={"chat": "MT-Bench"}), "eagle2_2024, table1: no task 'MT-Bench'; did you mean 'MT-bench'"),
         (dict(rows={"m": [{"row": {"metod": "EAGLE"}}]}), "no column 'metod'; did you mean 'method'"),
         (dict(rows={"m": [{"row": {"method": "EAGLE"}, "tau": "taus"}]}), "no column 'taus'; did you mean 'tau'"),
+        (dict(rows={"m": [{"row": {"method": "EAGLE"}, "tau": "{tsk}"}]}), "'{tsk}': only {task} and {batch} can"),
+        (dict(rows={"m": [{"row": {"method": "{}"}}]}), "'{}': only {task} and {batch} can be filled in"),
         (dict(rows={"m": [{"row": {"method": "EAGLE-9"}}]}), "no row has {'method': 'EAGLE-9'}"),
         (dict(rows={"m": [{}]}), "several rows of task 'MT-bench' fit {}; name more columns"),
         (

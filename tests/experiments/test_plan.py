@@ -74,6 +74,7 @@ def test_lowering_gives_the_compilers_count():
     [
         (["device=h20"], "--plan: device: device 'h20' is not known; did you mean 'h200'?"),
         (["prompt_tokens=0"], "prompt_tokens 0 is below 1"),
+        (["device=["], "override 'device=[': '[' is not YAML"),
         (["prompt_tokens=x"], "--plan: prompt_tokens: expected an integer"),
         (["methods.0.drafter.gama=1"], "gama: unknown key"),
         (["target={reference: 'hf:no/where'}"], "hf:no/where: what this model looks like is not known"),

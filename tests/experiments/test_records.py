@@ -18,7 +18,7 @@ def test_keys_are_those_documented(make_record):
     assert list(content) == KEYS
     assert list(content["cost"]) == ["autoregressive_ms", "verify_ms", "draft_ms", "c"]
     assert list(content["greedy_check"]) == ["prompts", "equal", "near_ties"]
-    assert list(content["published"]) == ["paper", "table", "row", "speedup", "tau", "alpha"]
+    assert list(content["published"]) == ["paper", "table", "row", "speedup", "tau", "alpha", "others"]
     assert list(content["before_repeat"]) == [
         *("new_tokens", "target_calls", "tau", "alpha", "acceptance_histogram", "acceptance_by_position"),
         *("offered", "tested"),

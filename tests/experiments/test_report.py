@@ -49,7 +49,8 @@ def run(capsys, *arguments):
 @pytest.fixture
 def no_figures(monkeypatch):
     """For reports whose figures others look at: drawing them takes most of the time."""
-    monkeypatch.setattr(figures, "draw", lambda cells, comparisons: [])
+    monkeypatch.setattr(figures, "draw", lambda cells, prefix="": [])
+    monkeypatch.setattr(figures, "measured_and_expected", lambda comparisons, name: [])
 
 
 @pytest.fixture
@@ -171,6 +172,39 @@ def test_a_mean_needs_every_task_and_more_than_one(tmp_path, make_record):
     assert grid.headers[-1] == "maths (MT-bench): tau" and "overall" not in "".join(grid.headers)
 
 
+def test_a_task_that_the_paper_lacks_is_in_none_of_its_means(tmp_path, make_record):
+    run = eagle_run(tmp_path / "run", make_record)
+    alien = run_folders.pair(make_record, method="eagle 2", task="translation", tau=9.0, speedup=9.0)
+    more = dataclasses.replace(run, records=(*run.records, *alien), points=("",) * 6)
+    (grid,) = beside_paper.compared(reported.cells([more]), ("eagle2_2024", "table1"))
+    assert grid.rows[0][-2:] == ("1.50", "2.25") and "translation" not in "".join(grid.headers)
+    assert any(cell.record.task == "translation" for cell in reported.cells([more]))
+
+
+def test_what_the_paper_says_is_looked_up_anew_and_only_of_what_was_run(tmp_path, make_record):
+    config = {**run_folders.CONFIG, "paper": PAPER}
+    stale = records.Published("eagle2_2024", "table1", "method=EAGLE-2", speedup=1.0)
+    results = run_folders.pair(make_record, method="eagle 2", published=stale)
+    run = reported.load(run_folders.write(tmp_path / "run", results, config=config))
+    assert (run.records[1].published.speedup, run.records[1].published.tau) == (3.62, 4.98)
+    differs = report_facts.differences(("eagle2_2024", "table1"), reported.cells([run]), [run])
+    theirs = {row[0]: row[1] for row in differs.rows}
+    assert (theirs["target"], theirs["data"]) == ("Vicuna 7B", "MT-bench")
+
+
+def test_a_number_is_credited_to_the_table_that_prints_it(tmp_path, make_record):
+    paper = {
+        "name": "eagle1_2024", "table": "table2", "target": "Vicuna 7B", "tasks": {"chat": "MT-bench"},
+        "rows": {"eagle": [{"row": {"method": "EAGLE"}}, {"table": "fig1_fig2", "row": {"method": "EAGLE"}}]},
+    }  # fmt: skip
+    results = run_folders.pair(make_record, method="eagle")
+    folder = run_folders.write(tmp_path / "run", results, config={**run_folders.CONFIG, "paper": paper})
+    text = paper_tables.text([reported.load(folder)])
+    named = {row[3]: row[0] for row in markdown_rows(text)[2:]}
+    assert named == {"speedup": "fig1_fig2, Vicuna 7B", "tau": "table2, Vicuna 7B"}
+    assert "\n* fig1_fig2, table2: `" in text or "\n* table2, fig1_fig2: `" in text
+
+
 def test_the_rules_of_means(make_record):
     record = lambda task, **kw: make_record(task=task, num_prompts=1, new_tokens=101, before_repeat=None, **kw)
     # 100 tokens in 50 calls that accepted 50 drafts, and in 20 that accepted 80; in 5 s and in 2.5 s.
@@ -242,9 +276,9 @@ def test_measured_over_expected_is_the_steps_factor_over_the_rounds(cells, make_
     assert not comparison.is_outside and comparison.mark == ""
 
 
-def test_a_batch_emits_several_tokens_at_once(cells, make_record):
+def test_a_batch_waits_side_by_side(cells, make_record):
     (comparison,) = expectation.compare(cells(run_folders.pair(make_record, batch=4)))
-    assert (comparison.step, comparison.round) == (4 * 26, 4 * 38)
+    assert (comparison.step, comparison.round) == (26, 38)  # a request's own times: they are no shorter in company
 
 
 @pytest.mark.parametrize(
@@ -517,6 +551,48 @@ def test_alpha_by_gamma_is_drawn_where_gamma_differs(capsys, tmp_path, make_reco
     two = write(tmp_path / "two", run_folders.pair(make_record))
     code, out, _ = run(capsys, one, two, "--out", tmp_path)
     assert code == 0 and "alpha_and_gamma.svg" in json.loads(out.splitlines()[-1])["files"]
+
+
+def test_alpha_by_gamma_joins_chains_alone(tmp_path, make_record):
+    deep, shallow = (run_folders.pair(make_record, method=name) for name in ("deep", "shallow"))
+    methods = [
+        {"name": "deep", "drafter": {"kind": "eagle", "tree": {"name": "eagle_25"}}},
+        {"name": "shallow", "drafter": {"kind": "eagle", "gamma": 1, "tree": None}},
+    ]
+    config = {**run_folders.CONFIG, "methods": methods}
+    run = reported.load(run_folders.write(tmp_path / "run", [*deep, *shallow[1:]], config=config))
+    assert [cell.is_chain for cell in reported.cells([run])] == [True, False, True]
+
+
+def test_pooled_alpha_counts_tests_that_all_failed(make_record, cells):
+    none = dict(acceptance_histogram=(10, 0), offered=(10,), tested=(10,), alpha=0.0, tau=1.0, target_calls=10)
+    half = dict(acceptance_histogram=(5, 5), offered=(10,), tested=(10,), alpha=0.5, tau=1.5, target_calls=10)
+    pairs = (run_folders.pair(make_record, task=task, **counts) for task, counts in (("chat", none), ("code", half)))
+    found = [cell for cell in cells(*pairs) if not cell.is_baseline]
+    assert figures._pooled(found) == pytest.approx((0.25, 1.25))
+
+
+def test_every_papers_table_has_figures_of_its_own(capsys, tmp_path, make_record):
+    def folder(name, table):
+        paper = {"name": "leviathan2023", "table": table} if table else None
+        return write(tmp_path / name, run_folders.pair(make_record), config={**run_folders.CONFIG, "paper": paper})
+
+    runs = [folder("first", "table2"), folder("again", "table2"), folder("other", "table3"), folder("free", None)]
+    code, out, _ = run(capsys, *runs, "--out", tmp_path / "out")
+    assert code == 0
+    written = [name for name in json.loads(out.splitlines()[-1])["files"] if name.endswith(".svg")]
+    prefixes = ["leviathan2023-table2-", "leviathan2023-table3-", ""]
+    assert written == [*(f"{prefix}{name}.svg" for prefix in prefixes for name in PICTURES[:-1]), f"{PICTURES[-1]}.svg"]
+
+    # A method is told from its namesake in the same table alone; the last figure tells tables apart.
+    shown = lambda name: (tmp_path / "out" / f"{name}.svg").read_text(encoding="utf-8")
+    assert "standard (again)" in shown("leviathan2023-table2-speedup")
+    assert ">standard<" in shown("leviathan2023-table3-speedup") and ">standard<" in shown("speedup")
+    for words in ("leviathan2023, table2", "leviathan2023, table3", "no paper's"):
+        assert words in shown("measured_and_expected").replace("&#x27;", "'")
+    text = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    names = [attributes["id"] for _, attributes in Page(text).found if "id" in attributes]
+    assert len(names) == len(set(names)) and len(Page(text).all("figure")) == len(written)
 
 
 def test_records_from_before_the_new_fields_are_read(capsys, no_figures, tmp_path, make_record):
