@@ -186,7 +186,11 @@ def plain(value: Any) -> Any:
 
 def _build(cls: type, content: Mapping[str, Any], name: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    needed = {
+        name
+        for name, field in fields.items()
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
     missing, unknown = sorted(needed - content.keys()), sorted(content.keys() - fields.keys())
     if missing or unknown:
         raise ValueError(f"{name}: missing keys {missing}, unknown keys {unknown}")
