@@ -152,8 +152,7 @@ TOY = {"num_layers": 3, "width": 32, "num_heads": 2, "num_kv_heads": 2, "head_si
     [
         (
             "chen2023/table1.yaml",
-            ["temperatures=[1.0]"]
-            + [f"methods.0.drafter.draft.shape.{key}={value}" for key, value in TOY.items()],
+            ["temperatures=[1.0]"] + [f"methods.0.drafter.draft.shape.{key}={value}" for key, value in TOY.items()],
         ),
         ("medusa2024/table1.yaml", []),
         ("eagle2_2024/table1.yaml", [f"methods.0.drafter.draft.shape.{key}={value}" for key, value in TOY.items()]),
