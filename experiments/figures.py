@@ -11,6 +11,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import matplotlib
 import matplotlib.axes
@@ -253,12 +254,20 @@ def _speedup(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
                     label=label,
                 )
             panel.set(ylabel="speedup", xlim=(-0.6, len(tasks) - 0.4), ylim=(0, 1.05 * highest))
-            panel.set_xticks(range(len(tasks)), [task.replace("_", " ") for task in tasks])
+            names = [task.replace("_", " ") for task in tasks]
+            panel.set_xticks(range(len(tasks)), names, **_slanted(names))
             panel.grid(axis="x", visible=False)
         _legend(figure, [panel for panel, _ in panels])
         return figure
 
     return plot if cells else None
+
+
+def _slanted(names: Sequence[str]) -> dict[str, Any]:
+    """How labels below an axis are turned: not at all where they have room side by side."""
+    if max(map(len, names)) * _CHARACTER_WIDTH < 0.9 * _WIDTH / len(names):
+        return {}
+    return {"rotation": 20, "rotation_mode": "anchor", "horizontalalignment": "right"}
 
 
 def _by_position(cells: Sequence[reported.Cell], colors: _Colors) -> Plot | None:
