@@ -271,8 +271,9 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         check = greedy_check.compare(target, groups, own, baseline)
     depth = len(summary.acceptance_histogram) - 1
     draft = getattr(method.drafter, "draft", None)
-    draft_calls = 1 if isinstance(method.drafter, drafters.Medusa) else depth  # its heads all read one feature
-    per_call = cost.draft / draft_calls / ar_seconds if draft is not None and depth else None
+    by_depth = settings.drafts_by_depth(method.drafter)
+    calls = depth and (depth if by_depth else int(draft is not None))
+    per_call = cost.draft / calls / ar_seconds if calls else None
     before = runner.before_repeat(own, groups, depth, config.max_new_tokens)
     gaps = runner.landing_gaps(own)
     return records.Record(
@@ -293,7 +294,7 @@ def _record(config, identity, method, task, temperature, target, groups, decoded
         acceptance_by_position=summary.acceptance_by_position,
         tokens_per_second=own_calls.tokens.sum() / own_calls.seconds.sum(),
         ttft_ms=float(np.median([run.prefill_seconds for run in own])) * 1e3,
-        tpot_ms=float(gaps.sum()) * 1e3 / own_calls.tokens.sum() if own_calls.tokens.any() else None,
+        tpot_ms=metrics.time_per_token(gaps, own_calls.tokens),
         speedup=speed.ratio_of_totals if speed else float("nan"),
         speedup_ci=speed.interval if speed else None,
         expected_speedup=metrics.expected_speedup(summary.tau, ar_seconds * 1e3, cost.verify * 1e3, cost.draft * 1e3),

@@ -22,7 +22,7 @@ import numpy as np
 
 from experiments import cli, diagnosis, greedy_check, records, run_folder, runner, sample_run, settings, tables
 from jspec import costs, decode, drafters, rounds, types
-from jspec.drafters import eagle, standard
+from jspec.drafters import standard
 from jspec.weights import head_files, load, medusa_files, pairing
 
 PASS_SIZES = (1, 2, 4, 8, 16)
@@ -125,11 +125,11 @@ def pair_up(drafter: types.Drafter, target: types.Target) -> Pair:
         findings = [vocabulary, _trained_for(recorded, target, reference, draft.force)]
     if bound.max_depth == 0:
         raise ValueError(f"drafter {drafter.kind} proposes nothing with these settings; there is nothing to examine")
-    by_call = isinstance(bound, standard.BoundStandard | eagle.BoundEagle)
     words = drafter.kind if draft is None else f"the draft ({settings.describe_draft(draft)})"
     if draft is not None and reference is None:
         words += ", which nobody trained to draft,"
-    method = diagnosis.Method(by_call, bound.proposes_chains, reference is not None, words)
+    by_depth = settings.drafts_by_depth(drafter)
+    method = diagnosis.Method(by_depth, bound.proposes_chains, reference is not None, words)
     return Pair(bound, params, method, tuple(findings))
 
 

@@ -39,7 +39,7 @@ run would read, hold and take, without weights. `python -m experiments.sweep` ru
 * **not runnable**: cannot be done, and why.
 
 Minutes are those of `scale=smollm2` on 2 cores, measured, with one table run after another, so that some of their
-programs were there already, and rounded up with most of a minute to spare; *about* is an estimate.
+programs were there already, with 45 seconds added and rounded up; *about* is an estimate.
 
 How far a table's numbers can be trusted: *verified* in the source itself, *secondary* from notes that transcribe it,
 *recalled* from memory.

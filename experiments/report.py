@@ -111,7 +111,7 @@ def sections(
     ]
     ours = report_page.Section("by-task", "By task", source, tuple(beside_paper.alone(cells)))
     drawn = _drawn(runs)
-    name = (lambda cell: cell.reproduces or "no paper's") if len(drawn) > 1 else (lambda cell: cell.label)
+    name = (lambda cell: _named(cell.reproduces)) if len(drawn) > 1 else (lambda cell: cell.label)
     agreement = tuple(figures.measured_and_expected(comparisons, name))
     return [
         *(beside or [ours]),
@@ -132,11 +132,15 @@ def _drawn(runs: Sequence[reported.Run]) -> list[report_page.Section]:
     found = []
     for table in tables:
         own = [run for run in runs if run.reproduces == table]
-        anchor = "-".join(["figures", *table.split(", ")]) if table else "figures"
-        pictures = figures.draw(reported.cells(own), prefix=f"{anchor.removeprefix('figures-')}-" if table else "")
-        title = f"Figures, {table}" if table else "Figures, no paper's"
-        found.append(report_page.Section(anchor, title, (report_facts.provenance(own),), pictures=tuple(pictures)))
+        prefix = "".join(f"{part}-" for part in table or ())
+        pictures = tuple(figures.draw(reported.cells(own), prefix))
+        title = f"Figures, {_named(table)}"
+        found.append(report_page.Section(f"{prefix}figures", title, (report_facts.provenance(own),), pictures=pictures))
     return found
+
+
+def _named(table: tuple[str, str] | None) -> str:
+    return ", ".join(table) if table else "no paper's"
 
 
 def _work(argv: Sequence[str] | None) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def command(run: reported.Run) -> str:
 
 def data(run: reported.Run) -> str:
     """The prompts of a run, in words."""
-    config = run.config.get("base") or run.config
+    config = run.benchmark
     prompts = config.get("prompts") or {}
     source = pathlib.Path(prompts["file"]).name if prompts.get("file") else "the project's own prompts"
     counts = {record.num_prompts for record in run.records}

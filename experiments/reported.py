@@ -20,7 +20,8 @@ SETTINGS = ("target", "batch", "dtype", "seed")
 # Axes of a sweep that change what stands beside it: then its base tells no point's paper.
 _PAPER_AXES = {"model", "scale", "paper"}
 
-SWEEP = "sweep"  # key under which a record of a sweep tells its point: settings and their values
+# Settings of a drafter that make its drafts more, or other, than a chain of a length.
+_NO_CHAIN = {"tree", "dynamic", "vocabulary"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,16 +51,22 @@ class Run:
         return self.environment["versions"].get("commit")
 
     @property
-    def reproduces(self) -> str:
-        """Paper and table, in words; empty without one."""
-        own = (self.config.get("base") or self.config).get("paper")
-        return f"{own['name']}, {own['table']}" if own else ""
+    def benchmark(self) -> Mapping[str, Any]:
+        """The benchmark's config: a sweep's holds it as its base."""
+        return self.config.get("base") or self.config
+
+    @property
+    def reproduces(self) -> tuple[str, str] | None:
+        """Paper and table that it is for; None without one."""
+        own = self.benchmark.get("paper")
+        return (own["name"], own["table"]) if own else None
 
     def drafts_chains(self, record: records.Record) -> bool:
         """Whether the config has neither a tree nor a part of the vocabulary for the record's method."""
-        methods = (self.config.get("base") or self.config).get("methods") or ()
+        methods = self.benchmark.get("methods") or ()
         own = [method["drafter"] for method in methods if method.get("name") == record.method]
-        return not any(drafter.get(key) for drafter in own for key in ("tree", "dynamic", "vocabulary"))
+        varied = {part for axis in self.config.get("axes") or () for part in axis.split(".")}
+        return not (_NO_CHAIN & varied or any(drafter.get(key) for drafter in own for key in _NO_CHAIN))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +77,7 @@ class Cell:
     label:      its method's name; with the run behind it where several runs have that name.
     baseline:   the record of autoregressive decoding beside it; None if that cell has not finished.
     overall:    what the paper prints for its method over all tasks; None where it prints nothing, or has no such task.
-    reproduces: paper and table that its run is for; empty without one.
+    reproduces: paper and table that its run is for; None without one.
     is_chain:   whether its drafts are chains, as far as its run's config tells; trees of one depth are not all alike.
     """
 
@@ -78,7 +85,7 @@ class Cell:
     label: str
     baseline: records.Record | None
     overall: records.Published | None = None
-    reproduces: str = ""
+    reproduces: tuple[str, str] | None = None
     is_chain: bool = True
 
     @property
@@ -114,10 +121,9 @@ def load(path: str | pathlib.Path) -> Run:
     if paper is not None:
         paper = config_lib.parse(papers.PaperSettings, paper, source=f"{past.path / 'config.yaml'}: paper")
     results = tuple(
-        _looked_up(records.Record.from_json({key: value for key, value in record.items() if key != SWEEP}), paper)
-        for record in past.records
+        _looked_up(records.Record.from_json(sweep_results.without_point(record)), paper) for record in past.records
     )
-    points = tuple(_words(record.get(SWEEP, {})) for record in past.records)
+    points = tuple(_words(record.get(sweep_results.SWEEP, {})) for record in past.records)
     return Run(past.path, config, past.environment, results, points, tuple(_traces(past)), paper)
 
 
@@ -133,7 +139,7 @@ def _traces(past: run_folder.PastRun) -> Iterator[tuple[traces.Trace, str]]:
     """Kept answers and their points; each point of a sweep keeps its own in a folder of its own."""
     points: list[Mapping[str, Any]] = []
     for record in past.records:
-        point = record.get(SWEEP, {})
+        point = record.get(sweep_results.SWEEP, {})
         if point not in points:
             points.append(point)
     for point in points:

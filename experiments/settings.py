@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import prompt_sets
-from jspec import decode, generation, types
+from jspec import decode, drafters, generation, types
 from jspec import sampling as sampling_lib
 from jspec.drafters import base
 from jspec.models import config as model_config
@@ -260,6 +260,11 @@ def load_prompts(settings: PromptSettings) -> tuple[prompt_sets.Prompt, ...]:
       ValueError, OSError: the file or a setting is bad.
     """
     return prompt_sets.load_prompts(settings.file, settings.tasks, settings.per_task)
+
+
+def drafts_by_depth(drafter: types.Drafter) -> bool:
+    """Whether its draft runs once for each depth of a round. Medusa's heads read one feature; others have none."""
+    return isinstance(drafter, drafters.Standard | drafters.EarlyExit | drafters.Eagle)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from experiments import benchmark, cli, greedy_check, papers, records, run_folde
 from jspec import config as config_lib
 from jspec import extras
 
-CELL_KEYS = (*records.CELL_KEYS, "sweep")
+CELL_KEYS = (*records.CELL_KEYS, sweep_results.SWEEP)
 
 _METHOD_FIELDS = tuple(field.name for field in dataclasses.fields(settings.Method))
 
@@ -114,12 +114,8 @@ def main(config: Sweep) -> dict[str, Any]:
         benchmark.fill(point, _Point(folder, values), load_target(point.target))
         sweep_results.write(folder.path, tuple(config.axes), folder.records)
     print(sweep_results.table(tuple(config.axes), folder.records))
-    greedy_check.limit_near_ties(
-        [
-            records.Record.from_json({key: value for key, value in record.items() if key != "sweep"})
-            for record in folder.records
-        ]
-    )
+    plain = map(sweep_results.without_point, folder.records)
+    greedy_check.limit_near_ties([records.Record.from_json(record) for record in plain])
     return folder.document()
 
 
@@ -139,16 +135,16 @@ class _Point:
     @property
     def records(self) -> list[dict[str, Any]]:
         """Of this point, as a benchmark writes them."""
-        own = [record for record in self._folder.records if record["sweep"] == self._values]
-        return [{key: value for key, value in record.items() if key != "sweep"} for record in own]
+        own = [record for record in self._folder.records if record[sweep_results.SWEEP] == self._values]
+        return [sweep_results.without_point(record) for record in own]
 
     def finished(self, cell: Mapping[str, Any]) -> bool:
         """See `RunFolder.finished`."""
-        return self._folder.finished({**cell, "sweep": self._values})
+        return self._folder.finished({**cell, sweep_results.SWEEP: self._values})
 
     def append(self, record: Mapping[str, Any]) -> None:
         """See `RunFolder.append`."""
-        self._folder.append({**record, "sweep": self._values})
+        self._folder.append({**record, sweep_results.SWEEP: self._values})
 
     def write_table(self, text: str) -> None:
         """A sweep's table is another one."""

@@ -17,9 +17,16 @@ import matplotlib.figure
 from experiments import run_folder, runner
 from jspec import files
 
+SWEEP = "sweep"  # key under which a record tells its point: settings and their values
+
 _LONGEST_NAME = 180  # of a folder, in characters; file systems end at 255 bytes
 
 _QUANTITIES = {"speedup": "speedup over autoregressive", "tau": "tokens per target call (tau)"}
+
+
+def without_point(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A sweep's record as a benchmark writes it."""
+    return {key: value for key, value in record.items() if key != SWEEP}
 
 
 def point_folder(folder: pathlib.Path, point: Mapping[str, Any]) -> pathlib.Path:
@@ -71,7 +78,7 @@ def table(axes: Sequence[str], results: Sequence[Mapping[str, Any]]) -> str:
             speedup += f" [{record['speedup_ci'][0]:.2f}, {record['speedup_ci'][1]:.2f}]"
         rows.append(
             [
-                *(_text(record["sweep"][axis]) for axis in axes),
+                *(_text(record[SWEEP][axis]) for axis in axes),
                 record["task"],
                 f"{record['temperature']:g}",
                 record["method"] + ("" if record["lossless"] else " (lossy)"),
@@ -134,7 +141,7 @@ def _curves(axis: str, own: Sequence[Mapping[str, Any]]) -> matplotlib.figure.Fi
 def _heat_maps(axes: Sequence[str], own: Sequence[Mapping[str, Any]]) -> matplotlib.figure.Figure:
     down, across, *rest = axes
     rows, columns = _values(down, own), _values(across, own)
-    panels = _unique((_group(record), [record["sweep"][axis] for axis in rest]) for record in own)
+    panels = _unique((_group(record), [record[SWEEP][axis] for axis in rest]) for record in own)
     size = 1.2 + 0.8 * len(columns), 1.2 + 0.6 * len(rows)
     figure = matplotlib.figure.Figure(
         figsize=(max(5.0, size[0] * len(panels)), max(5.0, size[1] * len(_QUANTITIES))), layout="constrained"
@@ -181,7 +188,7 @@ def _means(own: Sequence[Mapping[str, Any]]) -> str:
 
 def _values(axis: str, own: Sequence[Mapping[str, Any]]) -> list[Any]:
     """In the order they were given, each once."""
-    return _unique(record["sweep"][axis] for record in own)
+    return _unique(record[SWEEP][axis] for record in own)
 
 
 def _unique(items: Iterable[Any]) -> list[Any]:
@@ -195,7 +202,7 @@ def _unique(items: Iterable[Any]) -> list[Any]:
 
 def _mean(quantity: str, own: Sequence[Mapping[str, Any]], group: tuple, at: Mapping[str, Any]) -> float | None:
     """Over tasks; None where nothing was measured (yet)."""
-    there = lambda record: all(record["sweep"][axis] == value for axis, value in at.items())
+    there = lambda record: all(record[SWEEP][axis] == value for axis, value in at.items())
     values = [record[quantity] for record in own if _group(record) == group and there(record)]
     values = [value for value in values if value is not None]
     return statistics.fmean(values) if values else None

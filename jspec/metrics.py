@@ -275,20 +275,14 @@ def ratio_interval(
     return _bootstrap(ratio, len(numerators), confidence, resamples, seed)
 
 
-def latency(first_seconds: np.ndarray, calls: Calls) -> tuple[float, float]:
-    """Prefill and decoding apart, in milliseconds: median time to the first token, and time per later token.
+def time_per_token(gaps: np.ndarray, tokens: np.ndarray) -> float:
+    """TPOT in milliseconds: how long requests wait for a token behind their first; NaN without any.
 
     Args:
-      first_seconds: `[N]` time to the first token of each call.
-      calls: the same calls, their seconds from start to end.
-
-    Returns:
-      TTFT, and TPOT = all seconds after the first tokens / all later tokens (NaN when there are none).
+      gaps: `[N]` seconds between deliveries, of all requests: those of one batch wait side by side (`equal_gaps`).
+      tokens: those that the gaps brought, in any shape.
     """
-    first_seconds = np.asarray(first_seconds, float)
-    later_tokens = np.maximum(np.asarray(calls.tokens) - 1, 0).sum()
-    later_seconds = (np.asarray(calls.seconds) - first_seconds).sum()
-    return float(np.median(first_seconds) * 1e3), _ratio(later_seconds * 1e3, later_tokens)
+    return _ratio(float(np.sum(gaps)) * 1e3, int(np.sum(tokens)))
 
 
 class LatencyPercentiles(NamedTuple):

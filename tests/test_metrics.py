@@ -167,8 +167,7 @@ def test_deliveries_of_a_call_are_its_rounds_of_equal_length():
     assert metrics.equal_gaps(np.array([0]), 0.1).shape == (0,)
     # Its mean is tau times TPOT: 3 tokens a round.
     gaps = metrics.equal_gaps(np.array([6]), 1.2)
-    _, tpot = metrics.latency([0.0], metrics.Calls([1 + 18], [1.2]))
-    assert gaps.mean() * 1e3 == pytest.approx(3 * tpot)
+    assert gaps.mean() * 1e3 == pytest.approx(3 * metrics.time_per_token(gaps, [18]))
 
 
 def compare(baseline, method, compiling_calls=0, **settings):
@@ -198,11 +197,11 @@ def test_dev_27c_both_averages_are_there_by_name():
     assert result.mean_of_ratios == pytest.approx(1.5)
 
 
-def test_dev_27_prefill_and_decoding_are_apart():
-    ttft, tpot = metrics.latency([0.2, 0.4, 9.0], metrics.Calls([11, 21, 1], [1.2, 1.4, 9.0]))
-    assert ttft == pytest.approx(400.0)
-    assert tpot == pytest.approx(1000 * 2.0 / 30)
-    assert math.isnan(metrics.latency([0.2], metrics.Calls([1], [0.2]))[1])
+def test_time_per_token_is_a_requests_own():
+    # Side by side for 1.2 s: 18 tokens in 6 rounds, 2 tokens in 2.
+    gaps = metrics.equal_gaps(np.array([6, 2]), 1.2)
+    assert metrics.time_per_token(gaps, [18, 2]) == pytest.approx(1000 * (1.2 + 0.4) / 20)
+    assert math.isnan(metrics.time_per_token(np.zeros(0), [0]))
 
 
 def test_median_shrugs_off_a_disturbed_call():

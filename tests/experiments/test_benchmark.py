@@ -228,30 +228,25 @@ def test_answers_of_one_token_leave_no_speed_but_a_table(capsys):
 
 
 def test_dev27_clocks_leave_out_prefill_and_compilation(monkeypatch):
-    # Speed is of decoding: tokens after each first one over the seconds they took.
-    group = python_types.SimpleNamespace(lengths=np.array([2]), prompts=("one",))
+    # Speed is of decoding: tokens after each first one over the seconds they took; the second row ends half way.
+    group = python_types.SimpleNamespace(lengths=np.array([2, 2]), prompts=("one", "two"))
     target = settings.load_target(settings.TargetSettings(random=settings.RandomModel()))
     config = benchmark.Benchmark(settings.TargetSettings(random=settings.RandomModel()), ())
     method = benchmark._methods(config)[0]
-    acceptance = jax.tree.map(lambda x: x[None], metrics.from_matches(np.zeros((10, 0), bool)))
-    origin = np.array([[0, 0, 1, *[5] * 10]], np.int8)
+    rows = [metrics.from_matches(np.zeros((rounds, 0), bool)) for rounds in (10, 5)]
+    acceptance = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    origin = np.array([[0, 0, 1, *[5] * 10], [0, 0, 1, *[5] * 5, *[0] * 5]], np.int8)
     output = python_types.SimpleNamespace(
-        lengths=np.array([2 + 11]), acceptance=acceptance, origin=origin, tokens=np.arange(13)[None]
+        lengths=np.array([2 + 11, 2 + 6]), acceptance=acceptance, origin=origin, tokens=np.arange(26).reshape(2, 13)
     )
     run = runner.Decoded(output, prefill_seconds=100.0, decode_seconds=2.0)
     identity = benchmark._Identity(config, target, [method])
     costs = {"autoregressive": python_types.SimpleNamespace(verify=0.2, draft=0.0)}
     record = benchmark._record(config, identity, method, "chat", 0.0, target, [group], {"autoregressive": [run]}, costs)
-    assert record.tokens_per_second == pytest.approx(10 / 2.0)
-    assert record.before_repeat.target_calls == record.target_calls == 10 and record.offered == ()
-    assert (record.ttft_ms, record.tpot_ms) == (pytest.approx(100e3), pytest.approx(200.0))
-
-
-def test_a_request_waits_for_its_own_rounds():
-    # Rows of 10 and 5 rounds, 20 and 5 tokens behind their first, side by side in 2 s: 0.2 s a round.
-    acceptance = python_types.SimpleNamespace(rounds=np.array([10, 5]))
-    run = runner.Decoded(python_types.SimpleNamespace(acceptance=acceptance), 1.0, decode_seconds=2.0)
-    assert runner.landing_gaps([run]).sum() / 25 == pytest.approx((2.0 + 1.0) / 25)
+    assert record.tokens_per_second == pytest.approx(15 / 2.0)
+    assert record.before_repeat.target_calls == record.target_calls == 15 and record.offered == ()
+    assert record.ttft_ms == pytest.approx(100e3)
+    assert record.tpot_ms == pytest.approx(1000 * (2.0 + 1.0) / 15)  # a request's own, not a fifteenth of 2 s
 
 
 @pytest.mark.parametrize(
