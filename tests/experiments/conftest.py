@@ -3,7 +3,8 @@ import dataclasses
 import jax
 import pytest
 
-from experiments import records
+from experiments import records, reported
+from tests.experiments import run_folders
 
 
 @pytest.fixture
@@ -71,5 +72,17 @@ def make_record():
         )
         assert not changes.keys() - {field.name for field in dataclasses.fields(records.Record)}
         return records.Record(**{**values, **changes})
+
+    return make
+
+
+@pytest.fixture
+def cells(tmp_path, make_record):
+    """A function from records to cells, by way of a run folder."""
+
+    def make(*results):
+        return reported.cells(
+            [reported.load(run_folders.joined(tmp_path / f"run{len(list(tmp_path.iterdir()))}", *results))]
+        )
 
     return make

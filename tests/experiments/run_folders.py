@@ -11,6 +11,13 @@ from experiments import records, traces
 
 CONFIG = {"prompts": {"file": "some/where/question.jsonl", "per_task": 2}, "max_new_tokens": 64}
 PUBLISHED = records.Published("leviathan2023", "table2", "T5-base", speedup=2.8, alpha=0.8)
+PAPER = {
+    "name": "eagle2_2024",
+    "table": "table1",
+    "target": "Vicuna 7B",
+    "tasks": {"chat": "MT-bench", "code": "HumanEval", "overall": "Mean"},
+    "rows": {"eagle 2": [{"row": {"method": "EAGLE-2"}}]},
+}
 VERSIONS = {"python": "3.11.7", "jspec": "0.3.0", "jax": "0.10.2", "commit": "0123456789ab"}
 
 
@@ -73,3 +80,14 @@ def crowded(folder: pathlib.Path, make_record) -> pathlib.Path:
             place = dict(task="question_answering", temperature=temperature, tpot_ms=19.0 + i, speedup=26 / (19 + i))
             results += pair(make_record, method=name, **place)[bool(i) :]
     return write(folder, results)
+
+
+def joined(folder: pathlib.Path, *results: Sequence[records.Record], **kwargs) -> pathlib.Path:
+    """A run folder of several groups of cells."""
+    return write(folder, [record for group in results for record in group], **kwargs)
+
+
+def markdown_rows(text: str) -> list[list[str]]:
+    """The cells of all tables in a text, row by row."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]

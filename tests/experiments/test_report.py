@@ -13,9 +13,6 @@ from experiments import (
     expectation,
     figures,
     grids,
-    means,
-    paper_tables,
-    papers,
     records,
     report,
     report_facts,
@@ -24,20 +21,10 @@ from experiments import (
     sweep_results,
     traces,
 )
-from jspec import config as config_lib
 from tests.experiments import run_folders
 
 PUBLISHED = run_folders.PUBLISHED
 PICTURES = ["speedup", "acceptance_by_position", "accepted_lengths", "tau_and_speedup", "measured_and_expected"]
-
-
-def markdown_rows(text):
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-
-
-def write(folder, *results, **kwargs):
-    return run_folders.write(folder, [record for group in results for record in group], **kwargs)
 
 
 def run(capsys, *arguments):
@@ -51,220 +38,6 @@ def no_figures(monkeypatch):
     """For reports whose figures others look at: drawing them takes most of the time."""
     monkeypatch.setattr(figures, "draw", lambda cells, prefix="": [])
     monkeypatch.setattr(figures, "measured_and_expected", lambda comparisons, name: [])
-
-
-@pytest.fixture
-def cells(tmp_path, make_record):
-    """A function from records to cells, by way of a run folder."""
-
-    def make(*results):
-        return reported.cells([reported.load(write(tmp_path / f"run{len(list(tmp_path.iterdir()))}", *results))])
-
-    return make
-
-
-def test_a_papers_table_has_ours_theirs_and_the_difference(cells, make_record):
-    changes = dict(speedup=1.25, speedup_ci=(1.1, 1.4), alpha=0.61)
-    found = cells(
-        run_folders.pair(make_record, published=PUBLISHED, **changes),
-        run_folders.pair(make_record, published=PUBLISHED, task="code", temperature=1.0, speedup=None, speedup_ci=None),
-    )
-    assert beside_paper.sources(found) == [("leviathan2023", "table2")]
-    cold, warm = beside_paper.compared(found, ("leviathan2023", "table2"))
-    assert cold.title == "leviathan2023, table2, T = 0" and warm.title == "leviathan2023, table2, T = 1"
-    # tau is no column: the paper's row has none.
-    assert cold.headers == ("method", "row of the paper", "", "chat: speedup", "chat: alpha")
-    assert cold.rows == (
-        ("standard", "T5-base", "ours", "1.25 [1.10, 1.40]", "0.61"),
-        ("", "", "theirs", "2.80", "0.80"),
-        ("", "", "difference", "-1.55", "-0.19"),
-    )
-    assert [row[3] for row in warm.rows] == ["-", "2.80", "-"]
-    assert grids.TAU in cold.notes
-
-
-def test_a_row_is_what_its_cells_published_rows_share(cells, make_record):
-    def row(task):
-        return records.Published("eagle2_2024", "table1", f"method=SpS, target=Vicuna 13B, task={task}", 1.9, 2.3)
-
-    found = cells(
-        run_folders.pair(make_record, published=row("MT-bench")),
-        run_folders.pair(make_record, task="code", published=row("HumanEval")),
-    )
-    (grid,) = beside_paper.compared(found, ("eagle2_2024", "table1"))
-    assert [line[:3] for line in grid.rows] == [
-        ("standard", "method=SpS, target=Vicuna 13B", "ours"),
-        ("", "", "theirs"),
-        ("", "", "difference"),
-    ]
-    assert grid.headers[3:] == tuple(
-        f"{t}: {q}" for t in ("chat (MT-bench)", "code (HumanEval)") for q in ("speedup", "tau")
-    )
-
-
-def test_a_task_that_one_method_lacks_is_a_dash(cells, make_record):
-    both = run_folders.pair(make_record, published=PUBLISHED) + run_folders.pair(
-        make_record, published=PUBLISHED, task="code"
-    )
-    one = [run_folders.pair(make_record, published=PUBLISHED, method="other")[1]]
-    (grid,) = beside_paper.compared(cells(both, one), ("leviathan2023", "table2"))
-    assert grid.headers[3:] == ("chat: speedup", "chat: alpha", "code: speedup", "code: alpha")
-    assert grid.rows[3] == ("other", "T5-base", "ours", "1.37 [1.60, 1.80]", "0.61", "-", "-")
-
-
-def test_without_published_numbers_the_table_is_ours(cells, make_record):
-    found = cells(run_folders.pair(make_record), run_folders.pair(make_record, task="code"))
-    assert beside_paper.sources(found) == []
-    (grid,) = beside_paper.alone(found)
-    assert grid.headers == ("method", "chat: speedup", "chat: tau", "code: speedup", "code: tau")
-    assert grid.rows == (("standard", "1.37 [1.60, 1.80]", "2.00", "1.37 [1.60, 1.80]", "2.00"),)
-
-
-PAPER = {
-    "name": "eagle2_2024",
-    "table": "table1",
-    "target": "Vicuna 7B",
-    "tasks": {"chat": "MT-bench", "code": "HumanEval", "overall": "Mean"},
-    "rows": {"eagle 2": [{"row": {"method": "EAGLE-2"}}]},
-}
-
-
-def eagle_run(folder, make_record, tasks=("chat", "code"), **settings):
-    """EAGLE-2's cells of some tasks beside the paper's; chat is twice as fast as code, and has twice its tau."""
-    paper = config_lib.parse(papers.PaperSettings, PAPER)
-    results = []
-    for task in tasks:
-        found = papers.find(paper, "eagle 2", task=task, temperature=0.0, batch=1)
-        speed = dict(speedup=2.0, tau=3.0) if task == "chat" else dict(speedup=1.0, tau=1.5)
-        results += run_folders.pair(
-            make_record, method="eagle 2", task=task, published=found, alpha=0.5, speedup_ci=None, tau_ci=None, **speed
-        )
-    config = {**run_folders.CONFIG, "paper": PAPER, "run": {"command": "python -m experiments.benchmark a.yaml x=1"}}
-    return reported.load(run_folders.write(folder, results, config={**config, **settings}))
-
-
-def test_a_papers_mean_stands_beside_ours_made_by_its_rule(tmp_path, make_record):
-    run = eagle_run(tmp_path / "run", make_record)
-    (grid,) = beside_paper.compared(reported.cells([run]), ("eagle2_2024", "table1"))
-    assert grid.headers[3:] == (
-        *(f"{task}: {quantity}" for task in ("chat (MT-bench)", "code (HumanEval)") for quantity in ("speedup", "tau")),
-        "overall: speedup",
-        "overall: tau",
-    )
-    # The means of 2 and 1, and of 3 and 1.5; the paper prints 3.39 and 4.68 as means of six tasks.
-    assert [line[-2:] for line in grid.rows] == [("1.50", "2.25"), ("3.39", "4.68"), ("-1.89", "-2.43")]
-    (note,) = [note for note in grid.notes if note.startswith("overall: ")]
-    assert note.startswith(
-        "overall: speedup: the mean of the tasks' figures; tau: the mean of the tasks' figures. Ours "
-    )
-    assert "over chat, code; theirs over all tasks of the paper" in note and "62 of 64" in note
-
-
-def test_a_mean_needs_every_task_and_more_than_one(tmp_path, make_record):
-    one = eagle_run(tmp_path / "one", make_record, tasks=("code",))
-    (grid,) = beside_paper.compared(reported.cells([one]), ("eagle2_2024", "table1"))
-    assert grid.headers[3:] == ("code (HumanEval): speedup", "code (HumanEval): tau")
-    # Another method's third task, which this one has not finished.
-    both = eagle_run(tmp_path / "both", make_record)
-    extra = make_record(method="eagle 3", task="maths", published=both.records[1].published)
-    cells = reported.cells([dataclasses.replace(both, records=(*both.records, extra), points=("",) * 5)])
-    (grid,) = beside_paper.compared(cells, ("eagle2_2024", "table1"))
-    assert grid.headers[-1] == "maths (MT-bench): tau" and "overall" not in "".join(grid.headers)
-
-
-def test_a_task_that_the_paper_lacks_is_in_none_of_its_means(tmp_path, make_record):
-    run = eagle_run(tmp_path / "run", make_record)
-    alien = run_folders.pair(make_record, method="eagle 2", task="translation", tau=9.0, speedup=9.0)
-    more = dataclasses.replace(run, records=(*run.records, *alien), points=("",) * 6)
-    (grid,) = beside_paper.compared(reported.cells([more]), ("eagle2_2024", "table1"))
-    assert grid.rows[0][-2:] == ("1.50", "2.25") and "translation" not in "".join(grid.headers)
-    assert any(cell.record.task == "translation" for cell in reported.cells([more]))
-
-
-def test_what_the_paper_says_is_looked_up_anew_and_only_of_what_was_run(tmp_path, make_record):
-    config = {**run_folders.CONFIG, "paper": PAPER}
-    stale = records.Published("eagle2_2024", "table1", "method=EAGLE-2", speedup=1.0)
-    results = run_folders.pair(make_record, method="eagle 2", published=stale)
-    run = reported.load(run_folders.write(tmp_path / "run", results, config=config))
-    assert (run.records[1].published.speedup, run.records[1].published.tau) == (3.62, 4.98)
-    differs = report_facts.differences(("eagle2_2024", "table1"), reported.cells([run]), [run])
-    theirs = {row[0]: row[1] for row in differs.rows}
-    assert (theirs["target"], theirs["data"]) == ("Vicuna 7B", "MT-bench")
-
-
-def test_a_number_is_credited_to_the_table_that_prints_it(tmp_path, make_record):
-    paper = {
-        "name": "eagle1_2024", "table": "table2", "target": "Vicuna 7B", "tasks": {"chat": "MT-bench"},
-        "rows": {"eagle": [{"row": {"method": "EAGLE"}}, {"table": "fig1_fig2", "row": {"method": "EAGLE"}}]},
-    }  # fmt: skip
-    results = run_folders.pair(make_record, method="eagle")
-    folder = run_folders.write(tmp_path / "run", results, config={**run_folders.CONFIG, "paper": paper})
-    text = paper_tables.text([reported.load(folder)])
-    named = {row[3]: row[0] for row in markdown_rows(text)[2:]}
-    assert named == {"speedup": "fig1_fig2, Vicuna 7B", "tau": "table2, Vicuna 7B"}
-    assert "\n* fig1_fig2, table2: `" in text or "\n* table2, fig1_fig2: `" in text
-
-
-def test_the_rules_of_means(make_record):
-    record = lambda task, **kw: make_record(task=task, num_prompts=1, new_tokens=101, before_repeat=None, **kw)
-    # 100 tokens in 50 calls that accepted 50 drafts, and in 20 that accepted 80; in 5 s and in 2.5 s.
-    one = dict(offered=(50, 0, 0, 0), tested=(50, 0, 0, 0), acceptance_histogram=(0, 50, 0, 0, 0), target_calls=50)
-    four = dict(offered=(20,) * 4, tested=(20,) * 4, acceptance_histogram=(0, 0, 0, 0, 20), target_calls=20)
-    own = [
-        record("chat", tokens_per_second=20.0, speedup=2.0, tau=2.0, **one),
-        record("code", tokens_per_second=40.0, speedup=4.0, tau=5.0, **four),
-    ]
-    none = dict(offered=(), tested=(), acceptance_histogram=(100,), target_calls=100)
-    base = [record(task, method="autoregressive", tokens_per_second=10.0, **none) for task in ("chat", "code")]
-    over = lambda rule, quantity: means.over_tasks(rule, quantity, own, base)
-    assert over("tasks", "speedup") == 3.0 and over("tasks", "tau") == 3.5
-    assert over("pooled", "speedup") == pytest.approx((200 / 7.5) / 10)
-    slower = [dataclasses.replace(base[0], tokens_per_second=30.0), base[1]]
-    assert means.over_tasks("rates", "speedup", own, slower) == pytest.approx(30 / 20)  # not the mean of 2/3 and 4
-    assert over("pooled", "tau") == pytest.approx(200 / 70)
-    assert means.over_tasks("tasks", "speedup", [dataclasses.replace(own[0], speedup=None), own[1]], base) is None
-    assert means.over_tasks("pooled", "tau", [dataclasses.replace(own[0], offered=None), own[1]], base) is None
-
-
-def test_a_papers_short_table_says_what_made_it(tmp_path, make_record):
-    text = paper_tables.text([eagle_run(tmp_path / "first", make_record)])
-    assert text.splitlines() == [
-        "**Yuhui Li, Fangyun Wei, Chao Zhang, Hongyang Zhang: EAGLE-2: Faster Inference of Language Models with "
-        "Dynamic Draft Trees (EMNLP 2024, arXiv:2406.16858 (v2))**",
-        "",
-        "| table | method | T |  | chat | code | overall |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| table1, Vicuna 7B | eagle 2 | 0 | speedup | 2.00 / 3.62 | 1.00 / 3.95 | 1.50 / 3.39 |",
-        "| table1, Vicuna 7B | eagle 2 | 0 | tau | 3.00 / 4.98 | 1.50 / 5.33 | 2.25 / 4.68 |",
-        "",
-        "Each cell: ours / theirs. overall: ours over the tasks shown, theirs over all of the paper's.",
-        "",
-        "* table1: `python -m experiments.benchmark a.yaml x=1` at commit 0123456789ab; t.gguf for Vicuna 7B; cpu, "
-        "float32, batch 1; question.jsonl, 2 a task, 64 new tokens each",
-    ]
-
-
-def test_the_tables_of_a_paper_share_one(tmp_path, make_record):
-    first = eagle_run(tmp_path / "first", make_record)
-    other = records.Published("eagle2_2024", "table2", "method=EAGLE-2", speedup=3.1)
-    second = [run_folders.pair(make_record, method="eagle 2", task="code", batch=2, published=other, speedup=0.5)[1]]
-    alien = run_folders.pair(make_record, published=PUBLISHED, speedup=1.25)
-    runs = [
-        first,
-        *(reported.load(write(tmp_path / name, own)) for name, own in (("second", second), ("third", alien))),
-    ]
-    text = paper_tables.text(runs)
-    rows = markdown_rows(text)
-    assert [row[:4] for row in rows] == [
-        ["table", "method", "T", ""], ["---"] * 4, ["table1, Vicuna 7B", "eagle 2", "0", "speedup"],
-        ["table1, Vicuna 7B", "eagle 2", "0", "tau"], ["table2", "eagle 2", "0", "speedup"],
-        ["table", "method", "T", ""], ["---"] * 4, ["table2", "standard", "0", "speedup"],
-        ["table2", "standard", "0", "alpha"],
-    ]  # fmt: skip
-    assert rows[4][4:] == ["-", "0.50 / 3.10", "-"]
-    again = f"python -m experiments.benchmark {tmp_path / 'second' / 'config.yaml'}"
-    assert f"* table2: `{again}` at commit 0123456789ab; " in text and "batch 2" in text
-    assert paper_tables.text([]) == ""
 
 
 def test_measured_over_expected_is_the_steps_factor_over_the_rounds(cells, make_record):
@@ -324,8 +97,8 @@ def test_the_median_counts_every_cell_once_and_no_baseline(cells, make_record):
 
 
 def test_runs_that_share_a_methods_name_are_told_apart(tmp_path, make_record):
-    folders = [write(tmp_path / name, run_folders.pair(make_record)) for name in ("first", "second")]
-    third = write(tmp_path / "third", run_folders.pair(make_record, method="other", task="code"))
+    folders = [run_folders.joined(tmp_path / name, run_folders.pair(make_record)) for name in ("first", "second")]
+    third = run_folders.joined(tmp_path / "third", run_folders.pair(make_record, method="other", task="code"))
     found = reported.cells([reported.load(folder) for folder in (*folders, third)])
     labels = [cell.label for cell in found]
     assert labels == [
@@ -358,7 +131,7 @@ def test_the_same_method_of_two_runs_can_be_compared_token_by_token(tmp_path, ma
 
 
 def test_the_points_of_a_sweep_are_told_apart(tmp_path, make_record):
-    folder = write(tmp_path / "run", run_folders.pair(make_record), run_folders.pair(make_record))
+    folder = run_folders.joined(tmp_path / "run", run_folders.pair(make_record), run_folders.pair(make_record))
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     for i, line in enumerate(lines):
         line["sweep"] = {"methods.0.drafter.gamma": 1 + i // 2, "seed": 0}
@@ -379,7 +152,9 @@ def test_the_points_of_a_sweep_are_told_apart(tmp_path, make_record):
 
 def sweep_run(folder, make_record, axis="methods.0.drafter.gamma", values=(1, 2), **config):
     """Two points of a sweep, an answer kept at each."""
-    write(folder, *[run_folders.pair(make_record) for _ in values], config={**run_folders.CONFIG, **config})
+    run_folders.joined(
+        folder, *[run_folders.pair(make_record) for _ in values], config={**run_folders.CONFIG, **config}
+    )
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     for i, line in enumerate(lines):
         line["sweep"] = {axis: values[i // 2]}
@@ -407,7 +182,7 @@ def test_the_points_of_a_sweep_show_their_traces(tmp_path, make_record):
 
 
 def test_a_sweeps_paper_is_its_bases_unless_an_axis_changes_it(tmp_path, make_record):
-    base = {"base": {"paper": PAPER, "prompts": {"file": "a/b.jsonl"}, "max_new_tokens": 8}}
+    base = {"base": {"paper": run_folders.PAPER, "prompts": {"file": "a/b.jsonl"}, "max_new_tokens": 8}}
     run = sweep_run(tmp_path / "run", make_record, axes={"methods.0.drafter.gamma": [1, 2]}, **base)
     assert run.paper.target == "Vicuna 7B"
     assert report_facts.data(run) == "b.jsonl, 2 a task, 8 new tokens each"
@@ -516,7 +291,7 @@ def test_traces_show_rounds_origins_and_odd_characters(capsys, no_figures, full_
 
 
 def test_a_run_without_traces_has_no_such_section(capsys, no_figures, tmp_path, make_record):
-    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    folder = run_folders.joined(tmp_path / "run", run_folders.pair(make_record))
     assert run(capsys, folder)[0] == 0
     assert 'id="traces"' not in (folder / "report.html").read_text()
 
@@ -525,7 +300,7 @@ def test_table_md_is_the_same_in_markdown(capsys, full_run, tmp_path):
     assert run(capsys, full_run, "--out", tmp_path / "deep" / "out")[0] == 0
     assert not (full_run / "report.html").exists()
     text = (tmp_path / "deep" / "out" / "table.md").read_text(encoding="utf-8")
-    rows = markdown_rows(text)
+    rows = run_folders.markdown_rows(text)
     assert ["", "", "theirs", "2.80", "0.80", "2.80", "0.80"] in rows
     theirs = "single TPU-v4, batch size 1 (T5-XXL wall-clock); alpha measured on 10K target-generated tokens"
     assert ["hardware", theirs, "cpu, float32, batch 1"] in rows
@@ -539,7 +314,7 @@ def test_table_md_is_the_same_in_markdown(capsys, full_run, tmp_path):
 
 def test_a_paper_that_is_not_on_file_is_only_named(capsys, no_figures, tmp_path, make_record):
     source = records.Published("someone2031", "5", "row", speedup=9.0)
-    folder = write(tmp_path / "run", run_folders.pair(make_record, published=source))
+    folder = run_folders.joined(tmp_path / "run", run_folders.pair(make_record, published=source))
     assert run(capsys, folder)[0] == 0
     assert "not stated" in (folder / "table.md").read_text()
 
@@ -547,8 +322,8 @@ def test_a_paper_that_is_not_on_file_is_only_named(capsys, no_figures, tmp_path,
 def test_alpha_by_gamma_is_drawn_where_gamma_differs(capsys, tmp_path, make_record):
     counts = dict(acceptance_histogram=(10, 10), offered=(20,), tested=(20,), target_calls=20, new_tokens=32)
     short = run_folders.pair(make_record, alpha=0.5, tau=1.5, **counts, before_repeat=None)
-    one = write(tmp_path / "one", short)
-    two = write(tmp_path / "two", run_folders.pair(make_record))
+    one = run_folders.joined(tmp_path / "one", short)
+    two = run_folders.joined(tmp_path / "two", run_folders.pair(make_record))
     code, out, _ = run(capsys, one, two, "--out", tmp_path)
     assert code == 0 and "alpha_and_gamma.svg" in json.loads(out.splitlines()[-1])["files"]
 
@@ -575,7 +350,9 @@ def test_pooled_alpha_counts_tests_that_all_failed(make_record, cells):
 def test_every_papers_table_has_figures_of_its_own(capsys, tmp_path, make_record):
     def folder(name, table):
         paper = {"name": "leviathan2023", "table": table} if table else None
-        return write(tmp_path / name, run_folders.pair(make_record), config={**run_folders.CONFIG, "paper": paper})
+        return run_folders.joined(
+            tmp_path / name, run_folders.pair(make_record), config={**run_folders.CONFIG, "paper": paper}
+        )
 
     runs = [folder("first", "table2"), folder("again", "table2"), folder("other", "table3"), folder("free", None)]
     code, out, _ = run(capsys, *runs, "--out", tmp_path / "out")
@@ -596,7 +373,7 @@ def test_every_papers_table_has_figures_of_its_own(capsys, tmp_path, make_record
 
 
 def test_records_from_before_the_new_fields_are_read(capsys, no_figures, tmp_path, make_record):
-    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    folder = run_folders.joined(tmp_path / "run", run_folders.pair(make_record))
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     for line in lines:
         for key in [
@@ -608,7 +385,7 @@ def test_records_from_before_the_new_fields_are_read(capsys, no_figures, tmp_pat
 
 
 def test_a_run_that_goes_on_is_reported_and_left_alone(capsys, no_figures, tmp_path, make_record):
-    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    folder = run_folders.joined(tmp_path / "run", run_folders.pair(make_record))
     with open(folder / "results.jsonl", "a") as file:
         file.write('{"method": "stan')
     before = (folder / "results.jsonl").read_bytes()
@@ -637,7 +414,7 @@ def spoil(folder, name, content):
     ],
 )
 def test_mistakes_are_one_line(capsys, no_figures, tmp_path, make_record, arguments, message):
-    folder = write(tmp_path / "run", run_folders.pair(make_record))
+    folder = run_folders.joined(tmp_path / "run", run_folders.pair(make_record))
     code, out, err = run(capsys, *arguments(folder))
     assert code == 2 and out == "" and err.startswith("error: ") and err.count("\n") == 1 and message in err
 
